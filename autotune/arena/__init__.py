@@ -1,0 +1,1 @@
+"""Where operands live: guarded by unmapped address space, or plain."""

@@ -1,0 +1,104 @@
+"""The hardware and software identity that a verdict and a table are bound to.
+
+Safety and speed bind to every key listed here: a table whose facts differ in any of them answers
+nothing but the fallback. Which facts a device kind has is fixed, so a table cannot widen its reach by
+leaving one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from autotune.domain.identity import stable_id
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+# On CUDA torch is not the kernel, so its version is recorded in ``informative`` only; on the CPU it is.
+HARDWARE_KEYS = {
+    "cpu": ("name", "cores", "threads", "isa"),
+    "cuda": (
+        "name",
+        "compute_capability",
+        "sm_count",
+        "memory_gib",
+        "l2_mib",
+        "power_limit_w",
+        "mig",
+    ),
+}
+SOFTWARE_KEYS = {
+    "cpu": ("torch", "torch_commit"),
+    "cuda": ("flashinfer", "flashinfer_commit", "cubins", "cuda", "driver"),
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ``hardware.collect()`` found, or what a table was measured on.
+
+    ``device`` is ``cpu`` or ``cuda``. ``informative`` facts never decide anything.
+    """
+
+    device: str
+    hardware: Mapping[str, Scalar]
+    software: Mapping[str, Scalar]
+    informative: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; what ``autotune doctor --json`` prints and ``Router.load(facts=)`` accepts."""
+        return {
+            "device": self.device,
+            "hardware": dict(self.hardware),
+            "software": dict(self.software),
+            "informative": dict(self.informative),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Facts:
+        """Inverse of :meth:`to_dict`; raises ``ValueError`` on a missing or misshapen part."""
+        device = data.get("device")
+        if device not in HARDWARE_KEYS:
+            raise ValueError(f"device must be one of {sorted(HARDWARE_KEYS)}, not {device!r}")
+        parts = []
+        for name in ("hardware", "software", "informative"):
+            part = data.get(name, {})
+            if not isinstance(part, Mapping):
+                raise ValueError(f"{name} must be a mapping, not {type(part).__name__}")
+            parts.append(dict(part))
+        return cls(device, *parts)
+
+    @property
+    def id(self) -> str:
+        """Identity of the binding facts; studies are keyed by it."""
+        return stable_id(
+            {"device": self.device, "hardware": dict(self.hardware), "software": dict(self.software)}
+        )
+
+
+def mismatches(table: Facts, here: Facts) -> list[str]:
+    """Every binding fact that is absent or differs, as ``"driver: table 580.1, here 581.0"``; [] if none.
+
+    A fact missing on either side is a mismatch: absence of knowledge never opens a table. Types count:
+    ``1`` and ``True`` and ``"1"`` are different facts.
+    """
+    if table.device != here.device:
+        return [f"device: table {table.device}, here {here.device}"]
+    found = []
+    for name, keys, wanted, seen in (
+        ("hardware", HARDWARE_KEYS, table.hardware, here.hardware),
+        ("software", SOFTWARE_KEYS, table.software, here.software),
+    ):
+        if table.device not in keys:
+            return [f"device: {table.device!r} is unknown"]
+        for key in keys[table.device]:
+            if key not in wanted:
+                found.append(f"{name}.{key}: missing in the table")
+            elif key not in seen:
+                found.append(f"{name}.{key}: not known here")
+            elif wanted[key] != seen[key] or type(wanted[key]) is not type(seen[key]):
+                found.append(f"{name}.{key}: table {wanted[key]!r}, here {seen[key]!r}")
+        foreign = sorted(set(wanted) - set(keys[table.device]))
+        found += [f"{name}.{key}: unknown fact in the table" for key in foreign]
+    return found

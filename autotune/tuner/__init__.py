@@ -1,1 +1,1 @@
-"""."""
+"""The Optuna study and what drives it: self-test, proofs, timing, decisions."""

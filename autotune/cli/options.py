@@ -1,0 +1,30 @@
+"""Flags that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_DB = "sqlite:///autotune.db"
+
+Gpu = Annotated[
+    str,
+    typer.Option("--gpu", metavar="PROFILE", help="Hardware: cpu, h100, h200, b200, gb200, b300, gb300."),
+]
+EngineName = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="Engine profile: generic, sglang, vllm.")
+]
+SpaceFile = Annotated[
+    Path | None,
+    typer.Option("--space", metavar="FILE", help="Search-space file instead of the profile's own."),
+]
+Db = Annotated[
+    str,
+    typer.Option("--db", metavar="URL", help="Database: sqlite:///FILE or postgresql+psycopg://..."),
+]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Folder of the table <device>.<engine>.yaml.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

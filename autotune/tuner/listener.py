@@ -1,0 +1,72 @@
+"""What the tuner tells whoever watches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from autotune.domain.cell import Cell, Column
+    from autotune.domain.decision import Decision
+    from autotune.domain.verdict import CheckResult, Verdict
+
+
+class Listener(Protocol):
+    """Progress events, in order; none may raise, none may take long."""
+
+    def selftest_started(self, controls: int) -> None:
+        """The controls are about to be shown to the checks."""
+
+    def selftest_row(self, row: dict[str, Any]) -> None:
+        """One control was run."""
+
+    def selftest_reused(self, controls: int) -> None:
+        """An equal self-test is stored; it is not run again."""
+
+    def started(self, cells: int, done: int, budget_s: float | None) -> None:
+        """The sweep begins; ``done`` cells were finished by earlier calls."""
+
+    def cell_started(self, cell: Cell) -> None:
+        """A cell was taken from the queue."""
+
+    def proof(self, column: Column, route: str, result: CheckResult) -> None:
+        """A proof row was stored."""
+
+    def verdict(self, column: Column, route: str, verdict: Verdict) -> None:
+        """A route's verdict in a column is complete."""
+
+    def cell_done(self, cell: Cell, decision: Decision) -> None:
+        """A cell is finished and its rows are committed."""
+
+    def finished(self) -> None:
+        """The sweep has ended, however it ended."""
+
+
+class Silent:
+    """Hears everything, says nothing."""
+
+    def selftest_started(self, controls: int) -> None:
+        """See :class:`Listener`."""
+
+    def selftest_row(self, row: dict[str, Any]) -> None:
+        """See :class:`Listener`."""
+
+    def selftest_reused(self, controls: int) -> None:
+        """See :class:`Listener`."""
+
+    def started(self, cells: int, done: int, budget_s: float | None) -> None:
+        """See :class:`Listener`."""
+
+    def cell_started(self, cell: Cell) -> None:
+        """See :class:`Listener`."""
+
+    def proof(self, column: Column, route: str, result: CheckResult) -> None:
+        """See :class:`Listener`."""
+
+    def verdict(self, column: Column, route: str, verdict: Verdict) -> None:
+        """See :class:`Listener`."""
+
+    def cell_done(self, cell: Cell, decision: Decision) -> None:
+        """See :class:`Listener`."""
+
+    def finished(self) -> None:
+        """See :class:`Listener`."""

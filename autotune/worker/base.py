@@ -1,0 +1,95 @@
+"""Jobs, the channel they report through, and how a job can end.
+
+A job is a small picklable dataclass; it names what to run and holds no tensors. It runs in the child and
+reports through a :class:`Channel`; the parent gets one :data:`Outcome`. Only :class:`Failed` accuses a
+kernel, and only for what happened inside a journalled step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from autotune.domain.verdict import FailureKind, UnprovenReason
+    from autotune.worker.failure import FaultSite
+
+
+class Channel(Protocol):
+    """The child's line to the parent. Use it from the thread that runs the job."""
+
+    def step(self, text: str) -> None:
+        """Journal what is about to be launched; it has reached the kernel's pipe when this returns.
+
+        A death or a hang from here on is put down to this step. An empty text says that our own code runs
+        (a reference, bookkeeping): whatever happens then accuses nobody.
+        """
+
+    def emit(self, payload: Any) -> None:
+        """Hand a picklable payload to the parent's ``on_event``, without waiting for it."""
+
+    def ask(self, payload: Any) -> Any:
+        """Hand over a payload and wait for ``on_event``'s answer. The parent's time does not count."""
+
+
+class Job(Protocol):
+    """A picklable piece of work for the child."""
+
+    def __call__(self, channel: Channel) -> Any:
+        """Run in the child. The value must be picklable; it becomes ``Completed.value``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The job returned ``value``."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The kernel's fault, in ``step``.
+
+    Attributes:
+        detail: what was seen, in one line, the last words of the child's output included.
+        fault: where in memory, for an access that the arena's handler located.
+        steps: launches that the job had journalled, this one included.
+    """
+
+    kind: FailureKind
+    detail: str
+    step: str
+    fault: FaultSite | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Ours or the machine's fault: nothing is known about the kernel."""
+
+    reason: UnprovenReason
+    detail: str
+    step: str
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobError:
+    """The job's own code raised. The child lives on.
+
+    Attributes:
+        exc_type: class name, with its module unless it is a builtin.
+        message: the exception's text, and where it was raised.
+    """
+
+    exc_type: str
+    message: str
+    step: str = ""
+    steps: int = 0
+
+
+Outcome = Completed | Failed | Broken | JobError
+
+
+class WorkerError(RuntimeError):
+    """No child can be had on this machine: one line that says why."""

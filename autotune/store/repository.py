@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from autotune.domain.cell import Cell, Column
 from autotune.domain.decision import Decision, Reason
@@ -179,7 +179,7 @@ class Repository:
         entries = list(cells)
         with self.database.write() as connection:
             query = select(CellRow.cell_id, CellRow.number).where(CellRow.study_id == study.id)
-            known = {cell_id: number for cell_id, number in connection.execute(query)}
+            known = {row.cell_id: row.number for row in connection.execute(query)}
             new: dict[str, dict[str, Any]] = {}
             number = max(known.values(), default=-1) + 1
             for cell, models, position in entries:
@@ -261,9 +261,10 @@ class Repository:
     ) -> None:
         """Store ``(result, repro)`` of several checks of one route.
 
-        The key is fingerprint, target, route, route version, check and check version. The first result under a
-        key stays, with two exceptions: one that says nothing (``unproven``) gives way to any later one, and a
-        ``failed`` one replaces anything, since a fault seen once is a fault. No call can lift a failure.
+        The key is fingerprint, target, route, route version, check and check version. The first result
+        under a key stays, with two exceptions: one that says nothing (``unproven``) gives way to any later
+        one, and a ``failed`` one replaces anything, since a fault seen once is a fault. No call can lift a
+        failure.
 
         Args:
             target: the column, or a cell for the launch that its KV row adds.
@@ -381,7 +382,7 @@ class Repository:
     # -- rounds, timings, decisions
 
     def append_rounds(self, study: Study, cell: Cell, first: int, rounds: Sequence[Mapping[str, Any]]) -> int:
-        """Commit raw rounds, before anything is concluded from them. The cost does not grow with those stored.
+        """Commit raw rounds, before anything is concluded from them. The cost is that of the new ones.
 
         Args:
             first: index of the first of them; the number stored so far.
@@ -413,8 +414,8 @@ class Repository:
                 if same is not None and dumps(same) == text:
                     return stored
                 raise RoundsConflictError(
-                    f"{self.database.where}: cell {cell.id} has {stored} rounds, so rounds from {first} on do not "
-                    "continue it"
+                    f"{self.database.where}: cell {cell.id} has {stored} rounds, so rounds from {first} on "
+                    "do not continue it"
                 )
             connection.execute(
                 table.insert(),
@@ -518,7 +519,7 @@ class Repository:
     # -- trials
 
     def begin_trial(self, study: Study, cell: Cell, optuna_number: int, optuna_id: int) -> TrialRecord:
-        """Note that Optuna's trial ``optuna_number`` now runs this cell; a cell has one row, its latest trial.
+        """Note that Optuna's trial ``optuna_number`` now runs this cell. A cell has one row, its latest.
 
         One that is still ``running`` belonged to a process that died: that counts as a kill and a retry.
         """
@@ -529,21 +530,21 @@ class Repository:
                 select(table.c.state, table.c.kills, table.c.retries).where(mine)
             ).first()
             killed = last is not None and last.state == TrialState.RUNNING.value
+            kills = (last.kills if last else 0) + killed
+            retries = last.retries + 1 if last else 0
             row = {
                 "study_id": study.id,
                 "cell_id": cell.id,
                 "optuna_number": optuna_number,
                 "optuna_id": optuna_id,
                 "state": TrialState.RUNNING.value,
-                "kills": (last.kills if last else 0) + killed,
-                "retries": last.retries + 1 if last else 0,
+                "kills": kills,
+                "retries": retries,
                 "started_at": utc_now(),
                 "finished_at": None,
             }
             self._put(connection, TrialRow, ("study_id", "cell_id"), [row])
-        return TrialRecord(
-            cell.id, optuna_number, optuna_id, TrialState.RUNNING, row["kills"], row["retries"]
-        )
+        return TrialRecord(cell.id, optuna_number, optuna_id, TrialState.RUNNING, kills, retries)
 
     def finish_trial(self, study: Study, cell: Cell, state: TrialState) -> None:
         """Note how the cell's latest trial ended; store its rows first and tell Optuna after."""
@@ -669,7 +670,7 @@ class Repository:
             .subquery()
         )
         with self.database.read() as session:
-            reasons = _counts(session, select(DecisionRow.reason, func.count()).where(mine))
+            reasons = _counts(session, DecisionRow.reason, mine)
             kills, retries = session.execute(
                 select(
                     func.coalesce(func.sum(TrialRow.kills), 0), func.coalesce(func.sum(TrialRow.retries), 0)
@@ -679,11 +680,8 @@ class Repository:
                 cells=session.scalar(select(func.count()).where(CellRow.study_id == study.id)) or 0,
                 decided=sum(reasons.values()),
                 reasons=reasons,
-                routes=_counts(
-                    session,
-                    select(DecisionRow.route, func.count()).where(mine, DecisionRow.route.is_not(None)),
-                ),
-                checks=_counts(session, select(ProofRow.status, func.count()).where(proofs)),
+                routes=_counts(session, DecisionRow.route, and_(mine, DecisionRow.route.is_not(None))),
+                checks=_counts(session, ProofRow.status, proofs),
                 unsafe=session.scalar(select(func.count()).select_from(unsafe)) or 0,
                 kills=kills,
                 retries=retries,
@@ -768,10 +766,12 @@ def _same_cell(model: type[DecisionRow]) -> ColumnElement[bool]:
     return and_(model.study_id == CellRow.study_id, model.cell_id == CellRow.cell_id)
 
 
-def _counts(session: Session, query: Select[Any]) -> dict[str, int]:
-    """``SELECT name, count(*)``, grouped by the name."""
-    name = query.selected_columns[0]
-    return {str(key): int(count) for key, count in session.execute(query.group_by(name).order_by(name))}
+def _counts(
+    session: Session, name: InstrumentedAttribute[Any], condition: ColumnElement[bool]
+) -> dict[str, int]:
+    """Rows by the value of ``name``."""
+    query = select(name, func.count()).where(condition).group_by(name).order_by(name)
+    return {str(key): int(count) for key, count in session.execute(query)}
 
 
 def _study(session: Session, row: StudyRow) -> Study:

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 # Fewer than this and a call could find its own pool in the cache of the call before.
 LEAST_SETS = 4
-# More than this costs building time and buys nothing: beyond it small cells stay in a big last-level cache
-# anyway, and every route finds them there alike.
+# Enough to leave a core's own cache with all but the smallest pools.
 MOST_SETS = 10
+# Filling pools costs about 2 ms a MiB on one core: past this, rotating more of them is not worth the wait.
+WORTH_BYTES = 128 * 2**20
 
 
 def pool_bytes(cell: Cell) -> int:
@@ -34,12 +35,13 @@ def pool_bytes(cell: Cell) -> int:
     return elements * BITS[Dtype(cell.column.dtypes.kv)] // 8
 
 
-def operand_sets(cell: Cell, *, cache_bytes: int, memory_bytes: int) -> int:
-    """How many pools to rotate: past the last-level cache if that takes at most 10, never fewer than 4.
+def operand_sets(cell: Cell, *, cache_bytes: int, memory_bytes: int, most: int = MOST_SETS) -> int:
+    """How many pools to rotate: past the last-level cache where that is affordable, never fewer than 4.
 
     Args:
-        cache_bytes: the last-level cache's size; 0 if unknown.
+        cache_bytes: what all pools together should exceed; 0 if unknown.
         memory_bytes: what all pools together may take.
+        most: sets beyond which more are not worth building.
 
     Raises:
         BenchError: not even 4 pools fit into ``memory_bytes``.
@@ -50,8 +52,8 @@ def operand_sets(cell: Cell, *, cache_bytes: int, memory_bytes: int) -> int:
             f"{LEAST_SETS} KV pools of {cell} take {LEAST_SETS * one / 2**30:.1f} GiB, "
             f"{memory_bytes / 2**30:.1f} GiB are allowed"
         )
-    wanted = cache_bytes // one + 1
-    return max(LEAST_SETS, min(wanted, MOST_SETS, memory_bytes // one))
+    affordable = min(most, min(memory_bytes, WORTH_BYTES) // one)
+    return max(LEAST_SETS, min(cache_bytes // one + 1, affordable))
 
 
 def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:

@@ -242,6 +242,9 @@ def test_how_many_pools() -> None:
     assert operand_sets(CELL, cache_bytes=0, memory_bytes=100 * one) == 4
     assert operand_sets(CELL, cache_bytes=1000 * one, memory_bytes=10**9) == 10
     assert operand_sets(CELL, cache_bytes=1000 * one, memory_bytes=7 * one) == 7
+    assert operand_sets(CELL, cache_bytes=1000 * one, memory_bytes=10**9, most=30) == 30
+    big = Cell(replace(CELL.column, batch_size=512, max_context=4096), 33, 4096)  # a pool of 256 MiB
+    assert operand_sets(big, cache_bytes=10**10, memory_bytes=10**11) == 4
     with pytest.raises(BenchError, match=r"4 KV pools of .* are allowed"):
         operand_sets(CELL, cache_bytes=0, memory_bytes=3 * one)
 

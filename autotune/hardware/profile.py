@@ -16,7 +16,7 @@ def architecture_of(compute_capability: str) -> str:
     """``"9.0"`` -> ``"sm90"``; raises ``ValueError`` on anything else than major.minor."""
     found = _CAPABILITY.fullmatch(compute_capability)
     if found is None:
-        raise ValueError(f'compute capability must be a string such as "9.0", not {compute_capability!r}')
+        raise ValueError(f'must be major.minor, such as "9.0", not {compute_capability!r}')
     return f"sm{found[1]}{found[2]}"
 
 

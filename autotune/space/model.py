@@ -31,6 +31,9 @@ class LayerKind:
         """Earlier tokens a query may see; -1 for all."""
         return self.window - 1 if self.window else -1
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.window}" if self.window else self.kind
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

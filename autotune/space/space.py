@@ -28,9 +28,9 @@ class ModelUse:
 
     @property
     def label(self) -> str:
-        """As the table names it: ``qwen3.5-397b-a17b @ attn_tp 4``; a kind follows where there are several."""
+        """As the table names it: ``qwen3.5-397b-a17b @ attn_tp 4``; the kind follows where there are more."""
         label = f"{self.model.name} @ attn_tp {self.attn_tp}"
-        return label if len(self.model.attention) == 1 else f"{label} ({self.layer_kind.kind})"
+        return label if len(self.model.attention) == 1 else f"{label} ({self.layer_kind})"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Space:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits over the content (the models' too), not over formatting, comments or the file's place."""
+        """16 hex digits over the content, the models' too; formatting and comments do not count."""
         return stable_id(
             {
                 "gpu": self.gpu,
@@ -94,10 +94,9 @@ class Space:
 def _device(top: Section, gpu: str) -> DeviceProfile:
     if "device" not in top:
         # a file of one's own may lean on a shipped profile
-        if gpu not in profiles():
-            top.fail(
-                "device", f"missing, and no shipped profile is named {gpu!r}; known: {listed(profiles())}"
-            )
+        known = profiles()
+        if gpu not in known or profile_file(gpu) == top.file.resolve():
+            top.fail("device", f"missing; it may be left out where gpu is one of {listed(known)}")
         return load_profile(gpu).device
     device = top.section("device")
     kind = device.text("kind", ("cpu", "cuda"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -51,13 +52,16 @@ class ExactFloat(TypeDecorator[float]):
     impl = Double
     cache_ok = True
 
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> Any:
-        if value is not None and dialect.name == "sqlite" and math.isnan(value):
-            return "NaN"
-        return value
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any] | None:
+        """In place of ``process_bind_param``, after which Double would turn the text into a float again."""
+        return _nan_as_text if dialect.name == "sqlite" else super().bind_processor(dialect)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> float | None:
         return None if value is None else float(value)
+
+
+def _nan_as_text(value: float | None) -> float | str | None:
+    return "NaN" if value is not None and math.isnan(value) else value
 
 
 class SafeText(TypeDecorator[str]):

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 class Channel(Protocol):
     """The child's line to the parent. Use it from the thread that runs the job."""
 
-    def step(self, text: str) -> None:
-        """Journal what is about to be launched; it has reached the kernel's pipe when this returns.
+    def step(self, text: str, *, launch: bool = True) -> None:
+        """Journal what is about to happen; it has reached the parent's pipe when this returns.
 
         A death or a hang from here on is put down to this step. An empty text says that our own code runs
         (a reference, bookkeeping): whatever happens then accuses nobody.
+
+        Args:
+            launch: count it among the launches; False for a step that only sets a route up.
         """
 
     def emit(self, payload: Any) -> None:
@@ -53,14 +56,14 @@ class Failed:
     Attributes:
         detail: what was seen, in one line, the last words of the child's output included.
         fault: where in memory, for an access that the arena's handler located.
-        steps: launches that the job had journalled, this one included.
+        launches: steps that counted as launches, this one included.
     """
 
     kind: FailureKind
     detail: str
     step: str
     fault: FaultSite | None = None
-    steps: int = 0
+    launches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Broken:
     reason: UnprovenReason
     detail: str
     step: str
-    steps: int = 0
+    launches: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class JobError:
     exc_type: str
     message: str
     step: str = ""
-    steps: int = 0
+    launches: int = 0
 
 
 Outcome = Completed | Failed | Broken | JobError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import pickle
@@ -35,6 +34,7 @@ class Stepped:
     """:meth:`Channel.step`."""
 
     text: str
+    launch: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class PipeChannel:
         self._conn = conn
         self.current = ""
 
-    def step(self, text: str) -> None:
+    def step(self, text: str, *, launch: bool = True) -> None:
         """A send on a socket pair is in the kernel when it returns: it outlives this process."""
         self.current = text
-        self._conn.send(Stepped(text))
+        self._conn.send(Stepped(text, launch))
 
     def emit(self, payload: Any) -> None:
         """Blocks only while the socket's buffer is full."""
@@ -105,10 +105,9 @@ def serve(device: str, conn: Connection, fault_fd: InheritedFd, output_fd: Inher
         preload.die_with_parent(preload.server_pid)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if device == "cpu":
-        with contextlib.suppress(ImportError):
-            from autotune.arena import fault
+        from autotune.arena import fault
 
-            fault.install(fault_fd.number)
+        fault.install(fault_fd.number)
     try:
         conn.send(Ready(preloaded))
         while True:

@@ -13,6 +13,7 @@ import signal
 from dataclasses import dataclass
 from errno import ENOMEM, ENOSPC
 
+from autotune.arena import regions
 from autotune.arena.base import ArenaError
 from autotune.domain.verdict import FailureKind, UnprovenReason
 
@@ -24,24 +25,23 @@ class FaultSite:
     """Where an access faulted, as the arena's signal handler wrote it down.
 
     Attributes:
+        signal: the signal's name.
+        address: 0 for a signal that was sent rather than caused by an access.
         inside_hole: the address lies in inaccessible memory that an arena reserved round its operands.
-        operand: the nearest operand's name, if inside.
-        offset: bytes from the operand's first byte to the address; negative before it.
+        operand: that operand's name, if inside.
+        offset: 0 is the first byte past the operand's end, -1 the last byte before its start.
     """
 
-    signal: int
+    signal: str
     address: int
     inside_hole: bool
     operand: str | None = None
     offset: int | None = None
 
     def __str__(self) -> str:
-        where = f"address {self.address:#x}"
-        if not self.inside_hole or self.operand is None:
-            return where
-        if self.offset is None:
-            return f"{where}, by {self.operand}"
-        return f"{where}, byte {self.offset} of {self.operand}"
+        if self.operand is None or self.offset is None:
+            return f"address {self.address:#x}"
+        return str(regions.FaultSite(self.operand, self.offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def judge_death(status: int, step: str, fault: FaultSite | None, output: str) ->
     """
     last_words = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "")
     said = f"; last output: {last_words[:200]}" if last_words else ""
-    seen = f"{describe_status(status)}{f' at {fault}' if fault else ''}{said}"
+    seen = f"{describe_status(status)}{f', {fault}' if fault else ''}{said}"
     excuse = next((message for message in _EXCULPATING if message.pattern.search(output)), None)
     # A fault that was located in our own hole needs no other explanation.
     if fault is not None and fault.inside_hole and step:
@@ -235,7 +235,7 @@ def parse_fault(data: bytes) -> FaultSite | None:
         try:
             fields = json.loads(line)
             return FaultSite(
-                signal=int(fields["signal"]),
+                signal=str(fields["signal"]),
                 address=int(fields["address"]),
                 inside_hole=bool(fields["inside_hole"]),
                 operand=fields.get("operand"),

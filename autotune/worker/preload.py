@@ -44,6 +44,9 @@ if _parent is not None:
 
     # One thread, before anything starts a pool: OpenMP's pool does not survive a fork.
     torch.set_num_threads(1)
+    # The child's own code, standard library only.
+    import autotune.worker.process  # noqa: F401
+
     # Children collect garbage between jobs: not through everything that torch brought.
     gc.collect()
     gc.freeze()

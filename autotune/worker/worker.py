@@ -33,13 +33,13 @@ class _Watch:
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
         self.step = ""
-        self.steps = 0
+        self.launches = 0
         self._started = self._step_started = time.monotonic()
 
-    def enter(self, step: str) -> None:
+    def enter(self, step: str, launch: bool) -> None:
         """A step was journalled."""
         self.step = step
-        self.steps += bool(step)
+        self.launches += bool(step) and launch
         self._step_started = time.monotonic()
 
     def excuse(self, seconds: float) -> None:
@@ -187,7 +187,7 @@ class Worker:
     def _take(self, child: ChildProcess, message: object, watch: _Watch, on_event: OnEvent) -> Outcome | None:
         """Act on one message; an outcome if it ends the job."""
         if isinstance(message, Stepped):
-            watch.enter(message.text)
+            watch.enter(message.text, message.launch)
             return None
         if isinstance(message, Emitted):
             before = time.monotonic()
@@ -207,16 +207,16 @@ class Worker:
         if raised.sticky:
             self._discard()
         if raised.judgement is None:
-            return JobError(raised.exc_type, raised.message, watch.step, watch.steps)
+            return JobError(raised.exc_type, raised.message, watch.step, watch.launches)
         blame, detail = raised.judgement.blame, raised.judgement.detail
         if isinstance(blame, FailureKind):
-            return Failed(blame, detail, watch.step, steps=watch.steps)
-        return Broken(blame, detail, watch.step, watch.steps)
+            return Failed(blame, detail, watch.step, launches=watch.launches)
+        return Broken(blame, detail, watch.step, watch.launches)
 
     def _garbled(self, watch: _Watch, error: Exception) -> Outcome:
         self._discard()
         detail = f"the child sent what cannot be read: {type(error).__name__}: {error}"
-        return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
+        return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.launches)
 
     def _bury(
         self, child: ChildProcess, watch: _Watch, on_event: OnEvent, *, kill: bool, late: bool = False
@@ -229,18 +229,18 @@ class Worker:
                 return last
             if late:
                 detail = f"stopped after {watch.timeout_s:g} s"
-                return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.steps)
+                return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.launches)
             if kill:
                 detail = f"no progress for {watch.step_timeout_s:g} s"
-                return Failed(FailureKind.HANG, detail, watch.step, steps=watch.steps)
+                return Failed(FailureKind.HANG, detail, watch.step, launches=watch.launches)
             if status is None:
                 detail = "the child closed its pipe and lived on"
-                return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
+                return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.launches)
             fault = child.fault()
             judged = judge_death(status, watch.step, fault, child.output_tail())
             if isinstance(judged.blame, FailureKind):
-                return Failed(judged.blame, judged.detail, watch.step, fault, watch.steps)
-            return Broken(judged.blame, judged.detail, watch.step, watch.steps)
+                return Failed(judged.blame, judged.detail, watch.step, fault, watch.launches)
+            return Broken(judged.blame, judged.detail, watch.step, watch.launches)
         finally:
             self._discard()
 

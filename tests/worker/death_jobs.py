@@ -35,7 +35,6 @@ class Signal:
 
     def __call__(self, channel: Channel) -> None:
         channel.step(self.step)
-        signal.signal(self.number, signal.SIG_DFL) if self.number not in (9, 11, 7) else None
         os.kill(os.getpid(), self.number)
         time.sleep(10)
 
@@ -160,6 +159,14 @@ class EmitThenDie:
 
 
 @dataclass(frozen=True)
+class EmitPidThenDie:
+    def __call__(self, channel: Channel) -> None:
+        channel.step("launch")
+        channel.emit(os.getpid())
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@dataclass(frozen=True)
 class EmitBytes:
     size: int
     count: int
@@ -207,7 +214,6 @@ class Inspect:
             "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
             "threads": torch.get_num_threads(),
             "sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
-            "fds": sorted(os.listdir("/proc/self/fd")),
             "main": getattr(sys.modules["__main__"], "__file__", None),
         }
 

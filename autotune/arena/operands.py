@@ -181,8 +181,10 @@ def position_code(row: int, tokens: torch.Tensor, dim: int) -> torch.Tensor:
     return (mixed % 17 - 8).to(torch.float32)
 
 
-def build(arena: Arena, column: Column, recipe: Recipe, device: str) -> Operands:
-    """Make the operands of one launch inside ``arena``.
+def build(
+    arena: Arena, column: Column, recipe: Recipe, device: str, *, pool: Arena | None = None
+) -> Operands:
+    """Make the operands of one launch inside ``arena``, the KV pool inside ``pool`` if given.
 
     Raises:
         ValueError: the recipe does not fit the column (a length past max_context, too few pages).
@@ -199,7 +201,7 @@ def build(arena: Arena, column: Column, recipe: Recipe, device: str) -> Operands
     counts = [pages_of(kv_len, page) for kv_len in recipe.kv_lens]
     owned = _assign_pages(recipe, counts, total, generator)
     k, v = _kv_pool(
-        arena, shape.kv_layout, total, page, kv_heads, (shape.head_dim, shape.head_dim_vo), kv_dtype
+        pool or arena, shape.kv_layout, total, page, kv_heads, (shape.head_dim, shape.head_dim_vo), kv_dtype
     )
     if recipe.fill_dead:
         k.fill_(HOSTILE_K)

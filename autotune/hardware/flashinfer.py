@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -25,8 +26,6 @@ def package_folder(name: str) -> Path | None:
 
 def _class_literal(path: Path, owner: str, name: str) -> str | None:
     """The string that class ``owner`` of a Python file assigns to ``name``; None if it does not."""
-    import ast
-
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -45,34 +44,45 @@ def _class_literal(path: Path, owner: str, name: str) -> str | None:
     return None
 
 
-def cubin_folder() -> Path | None:
-    """Where FlashInfer takes its cubins from: FLASHINFER_CUBIN_DIR, then the package flashinfer-cubin."""
+def build_meta(package: Path) -> dict[str, str]:
+    """``__version__`` and ``__git_commit__`` of an installed FlashInfer package, as its build wrote them."""
+    return literals(package / "_build_meta.py")
+
+
+def cubin_folder() -> Path:
+    """Where FlashInfer reads its cubins, in its own order.
+
+    FLASHINFER_CUBIN_DIR; then the package flashinfer-cubin, if its version is FlashInfer's; then the cache
+    (flashinfer/jit/env.py of 0.6.18 and 0.7.2).
+    """
     if folder := os.environ.get("FLASHINFER_CUBIN_DIR"):
         return Path(folder)
-    package = package_folder("flashinfer_cubin")
-    return package / "cubins" if package else None
+    library, package = package_folder("flashinfer"), package_folder("flashinfer_cubin")
+    if library is not None and package is not None:
+        versions = [build_meta(folder).get("__version__") for folder in (library, package)]
+        if versions[0] == versions[1] or os.environ.get("FLASHINFER_DISABLE_VERSION_CHECK"):
+            return package / "cubins"
+    base = os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()
+    return Path(base) / ".cache" / "flashinfer" / "cubins"
 
 
 def cubins() -> str | None:
     """16 hex digits over the checksum list of the trtllm-gen attention cubins; None if there are none.
 
     FlashInfer pins these cubins by a path (``ArtifactPath.TRTLLM_GEN_FMHA``); the list there names every
-    kernel's hash. Where the pin cannot be read, every checksum list in the folder counts.
+    kernel's hash, and FlashInfer checks each kernel against it.
     """
-    folder, package = cubin_folder(), package_folder("flashinfer")
-    if folder is None or package is None:
+    package = package_folder("flashinfer")
+    if package is None:
         return None
     pin = _class_literal(package / "artifacts.py", "ArtifactPath", "TRTLLM_GEN_FMHA")
-    lists = [folder / pin / "checksums.txt"] if pin else sorted(folder.rglob("checksums.txt"))
-    digest = hashlib.sha256()
-    found = False
-    for path in lists:
-        try:
-            digest.update(path.read_bytes())
-        except OSError:
-            continue
-        found = True
-    return digest.hexdigest()[:16] if found else None
+    if pin is None:
+        return None
+    try:
+        checksums = (cubin_folder() / pin / "checksums.txt").read_bytes()
+    except OSError:
+        return None
+    return hashlib.sha256(checksums).hexdigest()[:16]
 
 
 def flashinfer_facts() -> dict[str, Scalar]:
@@ -81,8 +91,8 @@ def flashinfer_facts() -> dict[str, Scalar]:
     if package is None:
         return {"flashinfer": None, "flashinfer_commit": None, "cubins": None}
     # the file is what is imported; the distribution's metadata may be of another copy
-    meta = {**literals(package / "_version.py"), **literals(package / "_build_meta.py")}
-    version = meta.get("__version__")
+    meta = build_meta(package)
+    version, commit = meta.get("__version__"), meta.get("__git_commit__") or meta.get("__git_version__")
     if version is None:
         try:
             version = importlib.metadata.version("flashinfer-python")
@@ -90,6 +100,7 @@ def flashinfer_facts() -> dict[str, Scalar]:
             version = None
     return {
         "flashinfer": version,
-        "flashinfer_commit": meta.get("__git_version__") or meta.get("git_version"),
+        # a source checkout without git writes "unknown"
+        "flashinfer_commit": commit if commit not in (None, "", "unknown") else None,
         "cubins": cubins(),
     }

@@ -52,6 +52,7 @@ class Engine:
         max_context: tokens, where the search space says nothing else.
         capture_sizes: batch sizes, where the search space says nothing else.
         workspace_bytes: the attention workspace that the engine allocates.
+        third_party: whether routes that other packages register may be deployed too.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Engine:
     capture_sizes: tuple[int, ...]
     workspace_bytes: int
     architectures: dict[str, Architecture]
+    third_party: bool = False
 
     def on(self, arch: str) -> Architecture:
         """The engine on ``cpu``, ``sm90`` and the like; raises :class:`SpaceError` if it is not there."""
@@ -82,6 +84,10 @@ class Engine:
         """Routes that compete in the engine's table."""
         return self.on(arch).deployable
 
+    def can_deploy(self, arch: str, route: str, *, built_in: bool) -> bool:
+        """Whether ``route`` may compete in the engine's table; ``built_in``: it is not a third party's."""
+        return route in self.deployable(arch) or (self.third_party and not built_in)
+
     @cached_property
     def digest(self) -> str:
         """16 hex digits over the content, not its formatting."""
@@ -92,6 +98,7 @@ class Engine:
             "max_context": self.max_context,
             "capture_sizes": self.capture_sizes,
             "workspace_bytes": self.workspace_bytes,
+            "third_party": self.third_party,
             "architectures": {
                 name: [arch.mode, arch.fallback, arch.stock, arch.deployable, arch.kv_layout, arch.page_size]
                 for name, arch in self.architectures.items()
@@ -131,6 +138,7 @@ def load_engine(name_or_file: str | Path) -> Engine:
             "max_context",
             "capture_sizes",
             "workspace_bytes",
+            "third_party",
             "architectures",
         )
     )
@@ -149,6 +157,7 @@ def load_engine(name_or_file: str | Path) -> Engine:
         max_context=top.integer("max_context"),
         capture_sizes=top.integers("capture_sizes"),
         workspace_bytes=top.integer("workspace_bytes", least=0),
+        third_party=top.boolean("third_party") if "third_party" in top else False,
         architectures={
             arch: _architecture(table.section(arch), kv_layout, page_size)
             for arch in table.keys()  # noqa: SIM118

@@ -176,7 +176,7 @@ class Section:
             low, high = item
             if not 1 <= low <= high:
                 self.fail(where, f"must have 1 <= low <= high, not {_show(item)}")
-            if found and low < found[-1][1]:
+            if found and (low < found[-1][1] or (low, high) == found[-1]):
                 self.fail(where, f"{_show(item)} overlaps {list(found[-1])}")
             found.append((low, high))
         return tuple(found)

@@ -225,49 +225,74 @@ def test_nvml_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(cuda_probe._nvml("0").values()) == {None}
 
 
+PIN = "2d6a/fmha/trtllm-gen/"
+
+
+def put(folder: Path, name: str, version: str, commit: str) -> Path:
+    """A package as FlashInfer's build leaves it, which must not be imported."""
+    package = folder / name
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "_build_meta.py").write_text(
+        f'"""Build metadata."""\n__version__ = "{version}"\n__git_commit__ = "{commit}"\n'
+    )
+    (package / "artifacts.py").write_text(
+        f"class ArtifactPath:\n    OTHER: str = 'x'\n    TRTLLM_GEN_FMHA: str = {PIN!r}\n"
+    )
+    return package
+
+
+def put_checksums(folder: Path, text: str) -> None:
+    (folder / PIN).mkdir(parents=True, exist_ok=True)
+    (folder / PIN / "checksums.txt").write_text(text)
+
+
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is searched for packages first; FlashInfer's two are not imported from elsewhere."""
+    """A folder that is searched for packages first, and an empty cache."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("FLASHINFER_CUBIN_DIR", raising=False)
+    monkeypatch.delenv("FLASHINFER_DISABLE_VERSION_CHECK", raising=False)
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "base"))
     return tmp_path
 
 
-def test_flashinfer_is_read_and_not_imported(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = packages / "flashinfer"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    (package / "_build_meta.py").write_text("__version__ = '0.7.2'\n__git_version__ = 'abc123'\n")
+def test_flashinfer_is_read_and_not_imported(packages: Path) -> None:
+    put(packages, "flashinfer", "0.7.2", "d84335d8")
     facts = flashinfer.flashinfer_facts()
-    assert facts == {"flashinfer": "0.7.2", "flashinfer_commit": "abc123", "cubins": None}
+    assert facts == {"flashinfer": "0.7.2", "flashinfer_commit": "d84335d8", "cubins": None}
+    (packages / "flashinfer" / "_build_meta.py").write_text('__git_commit__ = "unknown"\n')
+    assert flashinfer.flashinfer_facts()["flashinfer_commit"] is None
 
-    pin = "ce07/fmha/trtllm-gen/"
-    (package / "artifacts.py").write_text(
-        f"class ArtifactPath:\n    TRTLLM_GEN_FMHA: str = {pin!r}\n    OTHER: str = 'x'\n"
-    )
-    folder = packages / "cubins" / pin
-    folder.mkdir(parents=True)
-    monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(packages / "cubins"))
-    assert flashinfer.cubins() is None  # the pinned list is not there
-    (folder / "checksums.txt").write_text("00 kernel.cubin\n")
+
+def test_only_the_pinned_cubins_count(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(packages, "flashinfer", "0.7.2", "d84335d8")
+    folder = packages / "somewhere"
+    monkeypatch.setenv("FLASHINFER_CUBIN_DIR", str(folder))
+    (folder / "other" / "gemm").mkdir(parents=True)
+    (folder / "other" / "gemm" / "checksums.txt").write_text("11 gemm.cubin\n")
+    assert flashinfer.cubins() is None
+    put_checksums(folder, "00 kernel.cubin\n")
     first = flashinfer.cubins()
     assert first is not None
     assert len(first) == 16
-    other = packages / "cubins" / "another" / "gemm"
-    other.mkdir(parents=True)
-    (other / "checksums.txt").write_text("11 gemm.cubin\n")
-    assert flashinfer.cubins() == first  # only attention's cubins count
-    (folder / "checksums.txt").write_text("22 kernel.cubin\n")
-    assert flashinfer.cubins() != first
+    put_checksums(folder, "22 kernel.cubin\n")
+    assert flashinfer.cubins() not in (None, first)
 
 
-def test_the_cubin_package_is_found(packages: Path) -> None:
-    for name in ("flashinfer", "flashinfer_cubin"):
-        (packages / name).mkdir()
-        (packages / name / "__init__.py").write_text("")
-    assert flashinfer.cubins() is None
-    (packages / "flashinfer_cubin" / "cubins" / "a").mkdir(parents=True)
-    (packages / "flashinfer_cubin" / "cubins" / "a" / "checksums.txt").write_text("00 k\n")
+def test_cubins_come_from_where_flashinfer_takes_them(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(packages, "flashinfer", "0.7.2", "d84335d8")
+    package = put(packages, "flashinfer_cubin", "0.7.1", "0")
+    cache = packages / "base" / ".cache" / "flashinfer" / "cubins"
+    assert flashinfer.cubin_folder() == cache  # another version's package is passed over
+    monkeypatch.setenv("FLASHINFER_DISABLE_VERSION_CHECK", "1")
+    assert flashinfer.cubin_folder() == package / "cubins"
+    monkeypatch.delenv("FLASHINFER_DISABLE_VERSION_CHECK")
+    (package / "_build_meta.py").write_text('__version__ = "0.7.2"\n')
+    assert flashinfer.cubin_folder() == package / "cubins"
+    put_checksums(package / "cubins", "00 kernel.cubin\n")
     assert flashinfer.cubins() is not None
 
 

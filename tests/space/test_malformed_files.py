@@ -157,6 +157,11 @@ KEYS = (
             "line 13: eager[1]: [2, 8] overlaps [1, 8]",
         ),
         (
+            "eager: [[2, 8]]",
+            "eager: [[2, 2], [2, 2]]",
+            "line 13: eager[1]: [2, 2] overlaps [2, 2]",
+        ),
+        (
             "batch_size: [1, 2, 8]\n",
             "",
             "line 12: eager: needs batch_size in this file: both ends of an interval are measured there",

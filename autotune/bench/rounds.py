@@ -29,6 +29,9 @@ __all__ = ["BenchError", "Round", "RoundSettings", "time_cell"]
 # A group never grows past this, however quick a call claims to be.
 MOST_CALLS = 10_000
 
+# Told which route is about to be launched, and "" when none is: a death is put down to the last one told.
+Launching = Callable[[str], None]
+
 # What the parent answers to a report: go on with all live routes, stop, or go on with these.
 GoOn = Callable[[list[Round]], "bool | Collection[str]"]
 
@@ -44,6 +47,7 @@ def time_cell(
     settings: RoundSettings,
     first_round: int,
     go_on: GoOn,
+    launching: Launching = lambda name: None,
 ) -> None:
     """Time ``routes`` against each other in ``cell`` until ``go_on`` or ``settings.max_rounds`` says stop.
 
@@ -81,15 +85,19 @@ def time_cell(
         sessions: dict[str, Session] = {}
         try:
             for route in routes:
+                launching(route.name)
                 sessions[route.name] = route.open(
                     pools.capacity, lambda name, shape, dtype: arena.tensor(name, shape, dtype)
                 )
-            calls = _start_up(sessions, pools, clock, seed, settings)
+            launching("")
+            calls = _start_up(sessions, pools, clock, seed, settings, launching)
             live = names
             chunk: list[Round] = []
             for index in range(first_round, settings.max_rounds):
                 chunk.append(
-                    _one_round(index, live, sessions, calls, pools, clock, Random(f"{seed}:{index}"))
+                    _one_round(
+                        index, live, sessions, calls, pools, clock, Random(f"{seed}:{index}"), launching
+                    )
                 )
                 if len(chunk) < settings.chunk and index + 1 < settings.max_rounds:
                     continue
@@ -130,13 +138,17 @@ def _one_round(
     pools: Pools,
     clock: Clock,
     rng: Random,
+    launching: Launching,
 ) -> Round:
     order = list(names)
     rng.shuffle(order)
     pools.new_round(rng)
-    times: dict[str, GroupTimes] = {
-        name: clock.measure(sessions[name], pools.take(calls[name])) for name in order
-    }
+    times: dict[str, GroupTimes] = {}
+    for name in order:
+        steps = pools.take(calls[name])
+        launching(name)
+        times[name] = clock.measure(sessions[name], steps)
+    launching("")
     return Round(
         index=index,
         order=tuple(order),
@@ -148,7 +160,12 @@ def _one_round(
 
 
 def _start_up(
-    sessions: dict[str, Session], pools: Pools, clock: Clock, seed: int, settings: RoundSettings
+    sessions: dict[str, Session],
+    pools: Pools,
+    clock: Clock,
+    seed: int,
+    settings: RoundSettings,
+    launching: Launching,
 ) -> dict[str, int]:
     """Run the rounds that are thrown away; return the calls per group of each route.
 
@@ -161,7 +178,7 @@ def _start_up(
     count = 0
     while count < settings.discard_rounds or (time.perf_counter() - start) * 1e3 < settings.discard_ms:
         rng = Random(f"{seed}:start-up:{count}")
-        round_ = _one_round(-1 - count, names, sessions, calls, pools, clock, rng)
+        round_ = _one_round(-1 - count, names, sessions, calls, pools, clock, rng, launching)
         count += 1
         for name in names:
             seen[name].append(round_.run_us[name])

@@ -20,9 +20,11 @@ from autotune.domain.verdict import (
 from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from autotune.bench.record import Round
     from autotune.checks.base import MakeArena
-    from autotune.routes.base import Route
+    from autotune.routes.base import Allocate, Capacity, Route, Session, Step
     from autotune.worker.base import Channel
     from autotune.worker.worker import Worker
 
@@ -173,7 +175,7 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
         job.check,
         version,
         seed=job.seed,
-        launches=outcome.launches,
+        launches=outcome.steps,
         slack=job.slack,
     )
     where = f" ({outcome.step})" if outcome.step else ""
@@ -192,7 +194,8 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
 @dataclass(frozen=True)
 class TimeJob:
     """Rounds of one cell. Every chunk of rounds goes to the parent as ``{"rounds": [...]}``, which stores it
-    and answers whether (or with which routes) to go on; see :func:`autotune.bench.rounds.time_cell`.
+    and answers whether (or with which routes) to go on; see :func:`autotune.bench.rounds.time_cell`. A step's
+    text begins with the running route's name and a colon.
 
     Attributes:
         routes: names of the routes to time, all of them proven.
@@ -218,18 +221,20 @@ class TimeJob:
         from autotune.domain.fingerprint import Facts
 
         cell = Cell.from_dict(self.cell)
-        routes = [child_route(name) for name in self.routes]
-        against = ", ".join(self.routes)
+        texts = [f"{name}: timing {cell}" for name in self.routes]
+        journal = _Journal()
+        routes = [_Journalled(child_route(name), i, journal) for i, name in enumerate(self.routes)]
         reported = 0
 
         def go_on(rounds: list[Round]) -> Any:
             nonlocal reported
+            journal.enter(None)
             reported += len(rounds)
             answer = channel.ask({"rounds": [round_.to_dict() for round_ in rounds]})
-            channel.step(f"timing {against} in {cell}, from round {self.first_round + reported}")
+            journal.enter = channel.among(texts)
             return answer
 
-        channel.step(f"timing {against} in {cell}, from round {self.first_round}")
+        journal.enter = channel.among(texts)
         time_cell(
             routes,
             cell,
@@ -242,3 +247,44 @@ class TimeJob:
             go_on=go_on,
         )
         return reported
+
+
+class _Journal:
+    """Whom to tell which route is running."""
+
+    enter: Callable[[int | None], None]
+
+
+class _Journalled:
+    """A route that marks itself as running whenever it opens or prepares; ``run`` is timed untouched."""
+
+    def __init__(self, route: Route, index: int, journal: _Journal) -> None:
+        self.name = route.name
+        self.family = route.family
+        self.capture = route.capture
+        self.needs = route.needs
+        self.deterministic = route.deterministic
+        self.version = route.version
+        self.supports = route.supports
+        self._route = route
+        self._index = index
+        self._journal = journal
+
+    def open(self, capacity: Capacity, allocate: Allocate) -> Session:
+        self._journal.enter(self._index)
+        session = self._route.open(capacity, allocate)
+        self._journal.enter(None)
+        return _JournalledSession(session, self._index, self._journal)
+
+
+class _JournalledSession:
+    def __init__(self, session: Session, index: int, journal: _Journal) -> None:
+        self.run = session.run
+        self.close = session.close
+        self._prepare = session.prepare
+        self._index = index
+        self._journal = journal
+
+    def prepare(self, step: Step) -> None:
+        self._journal.enter(self._index)
+        self._prepare(step)

@@ -152,6 +152,15 @@ def test_engine_routes_of_hopper_and_blackwell() -> None:
     assert vllm.on("sm90").kv_layout == "interleaved-nhd"
 
 
+def test_third_party_routes_compete_only_where_the_engine_can_call_them() -> None:
+    generic, sglang = load_engine("generic"), load_engine("sglang")
+    assert generic.can_deploy("cpu", "torch-splitkv", built_in=True)
+    assert generic.can_deploy("cpu", "someones-own", built_in=False)
+    assert not generic.can_deploy("cpu", "someones-own", built_in=True)
+    assert not sglang.can_deploy("sm90", "someones-own", built_in=False)
+    assert not sglang.can_deploy("sm90", "fa2", built_in=True)
+
+
 def test_needs_are_those_of_the_routes() -> None:
     assert set(NEEDS) == {need.value for need in Need}
 

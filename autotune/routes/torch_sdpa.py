@@ -56,6 +56,7 @@ class _Session:
         self._mask: torch.Tensor | None = None
         self._copies: list[paged.Copy] = []
         self._dead: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._dead_tails: list[torch.Tensor] = []
         self._empty: list[int] = []
         self._zero = torch.zeros((), dtype=paged.DTYPES[column.dtypes.kv])
         self._scale = self._v_scale = 1.0
@@ -89,6 +90,7 @@ class _Session:
         mask = self._masks[: self._batch * self._lines * tokens].view(shape)
         dead_rows: list[int] = []
         dead_slots: list[int] = []
+        self._dead_tails = []
         hides = False
         for row, (kv_len, start, count) in enumerate(zip(lens, first, pages, strict=True)):
             live = kv_len - start * page
@@ -99,8 +101,13 @@ class _Session:
                 mask[row, :, :live].copy_(end_mask[: self._lines])
             mask[row, :, live:].fill_(paged.HIDDEN)
             hides = hides or end_mask is not None or live < tokens
-            # Slots behind the row's last token are hidden, but a NaN in them would get through a mask.
-            end = min(tokens, count * page if kv_len >= page else tokens)
+            # Slots behind the row's last token are hidden, but a NaN in them would get through a mask. A
+            # row of less than a page has them in every copy of its first page.
+            if kv_len < page:
+                views = [copy.gathered[row, :, live:] for copy in self._copies]
+                self._dead_tails += views if live < tokens else []
+                continue
+            end = min(tokens, count * page)
             dead_slots += range(live, end)
             dead_rows += [row] * (end - live)
         self._mask = mask[:, None] if hides else None
@@ -112,6 +119,8 @@ class _Session:
             copy.run()
             if self._dead is not None:
                 copy.gathered.transpose(1, 2).index_put_(self._dead, self._zero)
+        for tail in self._dead_tails:
+            tail.zero_()
         result = torch.nn.functional.scaled_dot_product_attention(
             self._query.folded,
             self._copies[0].gathered,

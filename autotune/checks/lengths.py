@@ -30,9 +30,9 @@ def longest(trial: Trial) -> int:
 
 
 def ends_in(trial: Trial, placement: Placement, rng: random.Random) -> list[int]:
-    """The ends that a check visits in one placement: all with operands flush at the tail, then a random one.
+    """The ends that a check visits in one placement: all with operands flush at the tail, a random one else.
 
-    Lengths decide how far a kernel reads, which is the tail's business; the front is the same for all of them.
+    Lengths decide how far a kernel reads, which is the tail's business; the front is the same for all.
     """
     every = ends(trial)
     return every if placement is Placement.TAIL else [rng.choice(every)]

@@ -153,30 +153,41 @@ def worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
     return Worst(value, *divmod(index, error.shape[1]))
 
 
+def roundoff(dtype: str) -> float:
+    """Unit roundoff of ``dtype``.
+
+    Raises:
+        NotImplementedError: none is known, so no bound can be derived.
+    """
+    if dtype not in UNIT_ROUNDOFF:
+        raise NotImplementedError(f"no unit roundoff is known for dtype {dtype!r}: its error has no bound")
+    return UNIT_ROUNDOFF[dtype]
+
+
 def weights_roundoff(column: Column, arithmetic: Arithmetic) -> float:
     """Unit roundoff of the softmax's result as it feeds the second product."""
     if arithmetic.weights is not None:
-        return UNIT_ROUNDOFF[arithmetic.weights]
-    return min(UNIT_ROUNDOFF[column.dtypes.q], UNIT_ROUNDOFF[column.dtypes.kv])
+        return roundoff(arithmetic.weights)
+    return min(roundoff(column.dtypes.q), roundoff(column.dtypes.kv))
 
 
 def bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
     """Largest error of a correct kernel in ``column``; the module's docstring derives it.
 
     Raises:
-        KeyError: no unit roundoff is known for one of the dtypes.
+        NotImplementedError: no unit roundoff is known for one of the dtypes.
     """
     arithmetic = arithmetic or Arithmetic()
-    shape, u = column.shape, UNIT_ROUNDOFF
+    shape = column.shape
     spread = math.exp(LIKELY / math.sqrt(shape.head_dim_vo))
     accumulation = math.sqrt(shape.head_dim) + 2 * math.sqrt(column.max_context) + EXP_ULPS
     inner = (
         weights_roundoff(column, arithmetic)
-        + math.sqrt(5) * u[arithmetic.logits]
-        + u[arithmetic.partials]
-        + LIKELY * accumulation * u["fp32"]
+        + math.sqrt(5) * roundoff(arithmetic.logits)
+        + roundoff(arithmetic.partials)
+        + LIKELY * accumulation * roundoff("fp32")
     )
-    return u[column.dtypes.out] + spread * inner
+    return roundoff(column.dtypes.out) + spread * inner
 
 
 def mean_bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
@@ -186,6 +197,9 @@ def mean_bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
     output: u(out) + u(p) + u(o) + L 2 sqrt(n) u(fp32).
     """
     arithmetic = arithmetic or Arithmetic()
-    u = UNIT_ROUNDOFF
-    accumulation = LIKELY * 2 * math.sqrt(column.max_context) * u["fp32"]
-    return u[column.dtypes.out] + weights_roundoff(column, arithmetic) + u[arithmetic.partials] + accumulation
+    return (
+        roundoff(column.dtypes.out)
+        + weights_roundoff(column, arithmetic)
+        + roundoff(arithmetic.partials)
+        + LIKELY * 2 * math.sqrt(column.max_context) * roundoff("fp32")
+    )

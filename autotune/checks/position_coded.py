@@ -42,10 +42,16 @@ def uniform_cap(mean_bound: float) -> int:
 
 def code_tolerance(stage: Stage) -> float:
     """Absolute error allowed to a code: the roundings of the output, of a weight of 1 and of a partial."""
-    column, u = stage.trial.column, oracle.UNIT_ROUNDOFF
-    arithmetic = stage.arithmetic
-    weight = oracle.weights_roundoff(column, arithmetic)
-    return 2 * LARGEST_CODE * (u[column.dtypes.out] + weight + u[arithmetic.partials])
+    column, arithmetic = stage.trial.column, stage.arithmetic
+    return (
+        2
+        * LARGEST_CODE
+        * (
+            oracle.roundoff(column.dtypes.out)
+            + oracle.weights_roundoff(column, arithmetic)
+            + oracle.roundoff(arithmetic.partials)
+        )
+    )
 
 
 class PositionCoded:

@@ -2,8 +2,8 @@
 
 The far pool holds more than 2^31 elements before its first live page where that much can be had, else more
 than 2^31 bytes; how far it went is stated as a limit. It is a plain allocation whose dead pages nobody
-writes: on the CPU they then cost no memory. What counts there is which page is read, and an offset that wrapped
-reads another; the shuffled pool before it is guarded.
+writes: on the CPU they then cost no memory. What counts there is which page is read, and an offset that
+wrapped reads another; the shuffled pool before it is guarded.
 """
 
 from __future__ import annotations

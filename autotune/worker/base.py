@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from autotune.domain.verdict import FailureKind, UnprovenReason
     from autotune.worker.failure import FaultSite
 
@@ -26,6 +28,15 @@ class Channel(Protocol):
 
         Args:
             launch: count it among the launches; False for a step that only sets a route up.
+        """
+
+    def among(self, texts: Sequence[str]) -> Callable[[int | None], None]:
+        """Journal steps that will alternate too quickly to send each; none of them is running yet.
+
+        Returns:
+            A function that says which step is entered, by its place in ``texts``, or None for our own
+            code. It costs one write to memory that the parent shares: timed code can afford it. The
+            watchdog's time runs from this call, so call it again from time to time.
         """
 
     def emit(self, payload: Any) -> None:
@@ -56,14 +67,14 @@ class Failed:
     Attributes:
         detail: what was seen, in one line, the last words of the child's output included.
         fault: where in memory, for an access that the arena's handler located.
-        launches: steps that counted as launches, this one included.
+        steps: journalled launches, this one included.
     """
 
     kind: FailureKind
     detail: str
     step: str
     fault: FaultSite | None = None
-    launches: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ class Broken:
     reason: UnprovenReason
     detail: str
     step: str
-    launches: int = 0
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class JobError:
     exc_type: str
     message: str
     step: str = ""
-    launches: int = 0
+    steps: int = 0
 
 
 Outcome = Completed | Failed | Broken | JobError

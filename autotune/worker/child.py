@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
 import resource
@@ -16,10 +17,15 @@ from autotune.worker import preload
 from autotune.worker.failure import Judgement, judge_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
     from autotune.worker.base import Job
     from autotune.worker.process import InheritedFd
+
+
+# The mark's value while none of the alternating steps is running.
+NO_STEP = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """:meth:`Channel.step`."""
+    """:meth:`Channel.step`, or :meth:`Channel.among` if the shared mark says which of ``texts`` it is."""
 
-    text: str
+    texts: tuple[str, ...]
     launch: bool
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +72,44 @@ class Raised:
     sticky: bool = False
 
 
+def step_of(texts: tuple[str, ...], mark: mmap.mmap | None) -> str:
+    """The step that is running; ``mark`` is None for a single one."""
+    index = 0 if mark is None else mark[0]
+    return texts[index] if index < len(texts) else ""
+
+
 class PipeChannel:
     """See :class:`autotune.worker.base.Channel`."""
 
-    def __init__(self, conn: Connection) -> None:
+    def __init__(self, conn: Connection, mark: mmap.mmap) -> None:
         self._conn = conn
-        self.current = ""
+        self._mark = mark
+        self._texts: tuple[str, ...] = ("",)
+        self._marked = False
+
+    @property
+    def current(self) -> str:
+        """The step that is running."""
+        return step_of(self._texts, self._mark if self._marked else None)
 
     def step(self, text: str, *, launch: bool = True) -> None:
         """A send on a socket pair is in the kernel when it returns: it outlives this process."""
-        self.current = text
-        self._conn.send(Stepped(text, launch))
+        self._texts, self._marked = (text,), False
+        self._conn.send(Stepped((text,), launch))
+
+    def among(self, texts: Sequence[str]) -> Callable[[int | None], None]:
+        """The mark is a byte of shared memory: it outlives this process as well."""
+        if len(texts) >= NO_STEP:
+            raise ValueError(f"at most {NO_STEP - 1} steps can alternate, not {len(texts)}")
+        mark = self._mark
+        mark[0] = NO_STEP
+        self._texts, self._marked = tuple(texts), True
+        self._conn.send(Stepped(self._texts, launch=False, marked=True))
+
+        def enter(index: int | None) -> None:
+            mark[0] = NO_STEP if index is None else index
+
+        return enter
 
     def emit(self, payload: Any) -> None:
         """Blocks only while the socket's buffer is full."""
@@ -87,19 +121,24 @@ class PipeChannel:
         return self._conn.recv()
 
 
-def serve(device: str, conn: Connection, fault_fd: InheritedFd, output_fd: InheritedFd) -> None:
+def serve(
+    device: str, conn: Connection, fault_fd: InheritedFd, output_fd: InheritedFd, mark_fd: InheritedFd
+) -> None:
     """Entry point of the child process.
 
     Args:
         device: torch device string; a ``cpu`` child locates faults in the host arena's holes.
         fault_fd: the fault handler writes its line here.
         output_fd: takes stdout and stderr.
+        mark_fd: one page shared with the parent; see :meth:`PipeChannel.among`.
     """
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for target in (1, 2):
         os.dup2(output_fd.number, target)
     os.close(output_fd.number)
+    mark = mmap.mmap(mark_fd.number, mmap.PAGESIZE)
+    os.close(mark_fd.number)
     preloaded = preload.server_pid is not None
     if preload.server_pid is not None:
         preload.die_with_parent(preload.server_pid)
@@ -111,7 +150,7 @@ def serve(device: str, conn: Connection, fault_fd: InheritedFd, output_fd: Inher
     try:
         conn.send(Ready(preloaded))
         while True:
-            conn.send_bytes(_answer(conn.recv_bytes(), PipeChannel(conn)))
+            conn.send_bytes(_answer(conn.recv_bytes(), PipeChannel(conn, mark)))
             gc.collect()
     except (EOFError, ConnectionError):
         os._exit(0)  # the parent is gone or done with us; skip destructors, they may hang

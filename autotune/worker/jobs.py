@@ -53,10 +53,10 @@ def child_route(name: str) -> Route:
 
 
 def arena_factory(kind: str, device: str, slack: int) -> MakeArena:
-    """How a check opens its arenas; see :func:`autotune.arena.factory.open_arena`."""
-    from autotune.arena.factory import open_arena
+    """How a check opens its arenas: with ``slack`` bytes of padding after each operand."""
+    from autotune.worker.padding import open_padded
 
-    return partial(open_arena, kind, device, slack=slack)
+    return partial(open_padded, kind, device, padding=slack)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import multiprocessing
 import os
 import signal
@@ -98,9 +99,19 @@ class ChildProcess:
         # No name on disk: nothing to clean up if we are killed.
         self._output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
+        mark_fd = os.memfd_create("autotune-mark")
+        os.ftruncate(mark_fd, mmap.PAGESIZE)
+        # Which of several alternating steps is running.
+        self.mark = mmap.mmap(mark_fd, mmap.PAGESIZE)
         self._process: ForkServerProcess = _context.Process(
             target=child.serve,
-            args=(device, theirs, InheritedFd(fault_write), InheritedFd(self._output.fileno())),
+            args=(
+                device,
+                theirs,
+                InheritedFd(fault_write),
+                InheritedFd(self._output.fileno()),
+                InheritedFd(mark_fd),
+            ),
             name=f"autotune {device}",
         )
         try:
@@ -112,6 +123,7 @@ class ChildProcess:
         finally:
             theirs.close()
             os.close(fault_write)
+            os.close(mark_fd)
         try:
             self._await_ready()
         except BaseException:
@@ -201,6 +213,7 @@ class ChildProcess:
         self.conn.close()
         os.close(self._fault_fd)
         self._output.close()
+        self.mark.close()
 
 
 __all__ = ["ChildProcess", "Connection", "InheritedFd", "start_fork_server"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
 import os
 import time
 import weakref
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.domain.verdict import FailureKind, UnprovenReason
 from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome, WorkerError
-from autotune.worker.child import Emitted, Raised, Returned, Stepped
+from autotune.worker.child import Emitted, Raised, Returned, Stepped, step_of
 from autotune.worker.failure import judge_death
 from autotune.worker.process import ChildProcess, start_fork_server
 
@@ -29,17 +30,28 @@ if TYPE_CHECKING:
 class _Watch:
     """What a job is doing, how far it got, and when it is late."""
 
-    def __init__(self, timeout_s: float, step_timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, step_timeout_s: float, mark: mmap.mmap) -> None:
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
-        self.step = ""
-        self.launches = 0
+        self.steps = 0
+        self._texts: tuple[str, ...] = ("",)
+        self._mark = mark
+        self._marked = False
         self._started = self._step_started = time.monotonic()
 
-    def enter(self, step: str, launch: bool) -> None:
+    @property
+    def step(self) -> str:
+        """The step that is running; "" if it is our own code."""
+        return step_of(self._texts, self._mark if self._marked else None)
+
+    def enter(self, stepped: Stepped) -> None:
         """A step was journalled."""
-        self.step = step
-        self.launches += bool(step) and launch
+        self._texts, self._marked = stepped.texts, stepped.marked
+        self.steps += stepped.launch and any(stepped.texts)
+        self.restart()
+
+    def restart(self) -> None:
+        """The step's time begins now."""
         self._step_started = time.monotonic()
 
     def excuse(self, seconds: float) -> None:
@@ -54,8 +66,8 @@ class _Watch:
 
     @property
     def step_left(self) -> float:
-        """Seconds until the current step is late; our own code has no step and is never a hang."""
-        if not self.step:
+        """Seconds until the current step is late; our own code has no step and is never late."""
+        if not any(self._texts):
             return self.job_left
         return self._step_started + self.step_timeout_s - time.monotonic()
 
@@ -120,7 +132,8 @@ class Worker:
         self._running = True
         try:
             child = self._living_child()
-            watch = _Watch(timeout_s, self.step_timeout_s if step_timeout_s is None else step_timeout_s)
+            limit = self.step_timeout_s if step_timeout_s is None else step_timeout_s
+            watch = _Watch(timeout_s, limit, child.mark)
             return self._converse(child, pickled, watch, on_event or _ignore)
         except BaseException:
             self._discard()
@@ -181,13 +194,15 @@ class Worker:
                     return outcome
             elif ended:
                 return self._bury(child, watch, on_event, kill=False)
-            elif watch.step and watch.step_left <= 0:
-                return self._bury(child, watch, on_event, kill=True)
+            elif watch.step_left <= 0:
+                if watch.step:
+                    return self._bury(child, watch, on_event, kill=True)
+                watch.restart()  # of several alternating steps none was running
 
     def _take(self, child: ChildProcess, message: object, watch: _Watch, on_event: OnEvent) -> Outcome | None:
         """Act on one message; an outcome if it ends the job."""
         if isinstance(message, Stepped):
-            watch.enter(message.text, message.launch)
+            watch.enter(message)
             return None
         if isinstance(message, Emitted):
             before = time.monotonic()
@@ -204,19 +219,21 @@ class Worker:
         return self._garbled(watch, TypeError(f"an unexpected {type(message).__name__}"))
 
     def _raised(self, raised: Raised, watch: _Watch) -> Outcome:
+        step, steps = watch.step, watch.steps
         if raised.sticky:
             self._discard()
         if raised.judgement is None:
-            return JobError(raised.exc_type, raised.message, watch.step, watch.launches)
+            return JobError(raised.exc_type, raised.message, step, steps)
         blame, detail = raised.judgement.blame, raised.judgement.detail
         if isinstance(blame, FailureKind):
-            return Failed(blame, detail, watch.step, launches=watch.launches)
-        return Broken(blame, detail, watch.step, watch.launches)
+            return Failed(blame, detail, step, steps=steps)
+        return Broken(blame, detail, step, steps)
 
     def _garbled(self, watch: _Watch, error: Exception) -> Outcome:
-        self._discard()
         detail = f"the child sent what cannot be read: {type(error).__name__}: {error}"
-        return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.launches)
+        outcome = Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
+        self._discard()
+        return outcome
 
     def _bury(
         self, child: ChildProcess, watch: _Watch, on_event: OnEvent, *, kill: bool, late: bool = False
@@ -229,18 +246,18 @@ class Worker:
                 return last
             if late:
                 detail = f"stopped after {watch.timeout_s:g} s"
-                return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.launches)
+                return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.steps)
             if kill:
                 detail = f"no progress for {watch.step_timeout_s:g} s"
-                return Failed(FailureKind.HANG, detail, watch.step, launches=watch.launches)
+                return Failed(FailureKind.HANG, detail, watch.step, steps=watch.steps)
             if status is None:
                 detail = "the child closed its pipe and lived on"
-                return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.launches)
+                return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
             fault = child.fault()
             judged = judge_death(status, watch.step, fault, child.output_tail())
             if isinstance(judged.blame, FailureKind):
-                return Failed(judged.blame, judged.detail, watch.step, fault, watch.launches)
-            return Broken(judged.blame, judged.detail, watch.step, watch.launches)
+                return Failed(judged.blame, judged.detail, watch.step, fault, watch.steps)
+            return Broken(judged.blame, judged.detail, watch.step, watch.steps)
         finally:
             self._discard()
 

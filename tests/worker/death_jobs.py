@@ -187,6 +187,35 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Alternate:
+    """Runs the steps named in turn, then ends in the last one."""
+
+    turns: tuple[int | None, ...]
+    end: str
+    texts: tuple[str, ...] = ("even", "odd")
+
+    def __call__(self, channel: Channel) -> None:
+        enter = channel.among(self.texts)
+        for turn in self.turns:
+            enter(turn)
+        if self.end == "die":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif self.end == "raise":
+            raise RuntimeError("CUDA error: misaligned address")
+        time.sleep(30)
+
+
+@dataclass(frozen=True)
+class SayNonsense:
+    """Writes a frame into the worker's pipe that is no message."""
+
+    def __call__(self, channel: Channel) -> None:
+        channel.step("launch")
+        channel._conn.send_bytes(b"\x00 not a pickle")  # type: ignore[attr-defined]
+        time.sleep(10)
+
+
+@dataclass(frozen=True)
 class Unpicklable:
     def __call__(self, channel: Channel) -> Any:
         return lambda: None

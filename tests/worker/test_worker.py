@@ -64,7 +64,7 @@ def test_a_kernels_death_is_named_and_the_next_job_is_clean(
     assert outcome.kind is kind
     assert text in outcome.detail
     assert outcome.step in ("launch", "one past the end")
-    assert outcome.launches == 1
+    assert outcome.steps == 1
     assert run(worker, jobs.Add(20, 22)) == Completed(42)
     assert worker.pid != before
 
@@ -113,7 +113,7 @@ def test_a_hang_that_holds_the_gil_is_killed(worker: Worker) -> None:
     start = time.monotonic()
     outcome = run(worker, jobs.HoldGil(), step_timeout_s=0.5)
     assert time.monotonic() - start < 5.0
-    assert outcome == Failed(FailureKind.HANG, "no progress for 0.5 s", "launch", launches=1)
+    assert outcome == Failed(FailureKind.HANG, "no progress for 0.5 s", "launch", steps=1)
     assert run(worker, jobs.Add(1, 2)) == Completed(3)
 
 
@@ -140,9 +140,51 @@ def test_a_python_error_leaves_the_child_alive(worker: Worker, name: str) -> Non
     assert isinstance(outcome, JobError)
     assert outcome.exc_type == name
     assert outcome.message.startswith("q has 3 dims, not 4 (death_jobs.py:")
-    assert (outcome.step, outcome.launches) == ("launch", 1)
+    assert (outcome.step, outcome.steps) == ("launch", 1)
     assert run(worker, jobs.Add(1, 1)) == Completed(2)
     assert worker.pid == before
+
+
+@pytest.mark.parametrize("end", ["die", "raise", "hang"])
+@pytest.mark.parametrize(("turns", "step"), [((0, 1, 0), "even"), ((0, None, 1), "odd")])
+def test_of_alternating_steps_the_last_entered_is_to_blame(
+    worker: Worker, end: str, turns: tuple[int | None, ...], step: str
+) -> None:
+    outcome = run(worker, jobs.Alternate(turns, end), step_timeout_s=0.3)
+    assert isinstance(outcome, Failed), outcome
+    assert outcome.step == step
+    assert (
+        outcome.kind
+        is {
+            "die": FailureKind.CRASH,
+            "raise": FailureKind.MISALIGNED,
+            "hang": FailureKind.HANG,
+        }[end]
+    )
+    assert run(worker, jobs.Add(1, 2)) == Completed(3)
+
+
+@pytest.mark.parametrize("end", ["die", "raise", "hang"])
+@pytest.mark.parametrize("turns", [(), (0, 1, None)])
+def test_between_alternating_steps_nobody_is_to_blame(
+    worker: Worker, end: str, turns: tuple[int | None, ...]
+) -> None:
+    outcome = run(worker, jobs.Alternate(turns, end), timeout_s=0.6, step_timeout_s=0.2)
+    assert isinstance(outcome, Broken), outcome
+    assert outcome.step == ""
+
+
+def test_too_many_alternating_steps_are_refused(worker: Worker) -> None:
+    outcome = run(worker, jobs.Alternate((), "hang", texts=("x",) * 255))
+    assert isinstance(outcome, JobError)
+    assert "at most 254" in outcome.message
+
+
+def test_a_garbled_message_accuses_nobody(worker: Worker) -> None:
+    outcome = run(worker, jobs.SayNonsense())
+    assert isinstance(outcome, Broken)
+    assert "cannot be read" in outcome.detail
+    assert run(worker, jobs.Add(1, 2)) == Completed(3)
 
 
 def test_every_row_sent_before_a_crash_arrives(worker: Worker) -> None:
@@ -150,7 +192,7 @@ def test_every_row_sent_before_a_crash_arrives(worker: Worker) -> None:
     outcome = run(worker, jobs.EmitThenDie(2000), on_event=rows.append)
     assert isinstance(outcome, Failed)
     assert rows == [{"row": i} for i in range(2000)]
-    assert (outcome.step, outcome.launches) == ("row 1999", 2000)
+    assert (outcome.step, outcome.steps) == ("row 1999", 2000)
 
 
 def test_a_slow_parent_holds_the_job_back_without_costing_it_time(worker: Worker) -> None:
@@ -238,7 +280,7 @@ def test_a_child_that_closes_its_pipe_is_ended(worker: Worker, monkeypatch: pyte
     monkeypatch.setattr(process, "_REAP_TIMEOUT_S", 0.5)
     outcome = run(worker, jobs.ClosePipe())
     assert outcome == Broken(
-        UnprovenReason.INFRASTRUCTURE, "the child closed its pipe and lived on", "launch", launches=1
+        UnprovenReason.INFRASTRUCTURE, "the child closed its pipe and lived on", "launch", steps=1
     )
 
 

@@ -59,7 +59,7 @@ def open_database(url: str, *, busy_timeout_s: float = 30.0, migrations: Path | 
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
         hint = f"; did you mean 'sqlite:///{url}'?" if "://" not in url and url else ""
         raise BadUrlError(
             f"{url!r} is not a database URL: sqlite:///FILE or postgresql://USER@HOST/NAME{hint}"

@@ -53,10 +53,8 @@ def file_lock(path: Path, purpose: str) -> Iterator[None]:
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(_me(purpose)).encode(), 0)
         yield
-    finally:
         # The file stays: removing it would let two processes lock two files of the same name.
-        with contextlib.suppress(OSError):
-            os.ftruncate(handle, 0)
+    finally:
         os.close(handle)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
 import pwd
 import shutil
@@ -12,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ from autotune.store.database import Database, open_database
 from autotune.store.models import Base
 from autotune.store.records import Fingerprint, Study
 from autotune.store.repository import Repository
-
-_numbers = itertools.count()
 
 
 def _postgres_tool(name: str) -> str | None:
@@ -104,24 +102,85 @@ def postgres_server() -> Iterator[str]:
                     time.sleep(0.05)
             yield f"postgresql://postgres@/{{name}}?host={folder}"
         finally:
-            server.send_signal(signal.SIGINT)
+            server.send_signal(signal.SIGQUIT)  # at once, without a checkpoint
             server.wait(timeout=30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> str:
-    """URL of a fresh, empty PostgreSQL database."""
+@pytest.fixture(scope="session")
+def _scratch(postgres_server: str) -> str:
     import psycopg
 
-    name = f"test_{next(_numbers)}"
     with psycopg.connect(postgres_server.format(name="postgres"), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    return postgres_server.format(name=name)
+        connection.execute("CREATE DATABASE scratch")
+    return postgres_server.format(name="scratch")
 
 
-BACKENDS = ["sqlite", "memory", pytest.param("postgres", marks=pytest.mark.postgres)]
+@pytest.fixture
+def postgres_url(_scratch: str) -> str:
+    """URL of an empty PostgreSQL database that nobody is connected to."""
+    import psycopg
+
+    with psycopg.connect(_scratch, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return _scratch
+
+
+class Forked:
+    """A child that runs a function of the test: everything is imported already."""
+
+    def __init__(self, function: Callable[[Callable[[object], None]], None]) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:  # pragma: no cover - another process
+            code = 1
+            try:
+                os.close(reading)
+                function(lambda line: _write(writing, line))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(writing)
+        self.said = os.fdopen(reading)
+        self._status: int | None = None
+
+    def end(self, kill: bool = False) -> int:
+        """Wait, after SIGKILL if wanted; the exit code, negative for a signal."""
+        if self._status is None:
+            if kill:
+                os.kill(self.pid, signal.SIGKILL)
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
+
+
+def _write(handle: int, line: object) -> None:
+    os.write(handle, f"{line}\n".encode())
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[Callable[[Callable[[object], None]], None]], Forked]]:
+    """``fork(function)`` runs ``function(say)`` in a child; ``child.said`` has what it says, a line each."""
+    children: list[Forked] = []
+
+    def start(function: Callable[[Callable[[object], None]], None]) -> Forked:
+        children.append(Forked(function))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.end(kill=True)
+        child.said.close()
+
+
+BACKENDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +194,14 @@ def postgres_database(postgres_server: str) -> Iterator[Database]:
         yield database
 
 
+@pytest.fixture(scope="session")
+def sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the schema and no rows, to be copied."""
+    path = tmp_path_factory.mktemp("template") / "autotune.db"
+    open_database(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture(params=BACKENDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """An open, empty database, for each backend."""
@@ -144,8 +211,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
             connection.exec_driver_sql(f"TRUNCATE {', '.join(Base.metadata.tables)}")
         yield shared
         return
-    url = "sqlite://" if request.param == "memory" else f"sqlite:///{tmp_path / 'autotune.db'}"
-    with open_database(url) as found:
+    path = tmp_path / "autotune.db"
+    shutil.copy(request.getfixturevalue("sqlite_file"), path)
+    with open_database(f"sqlite:///{path}") as found:
         yield found
 
 

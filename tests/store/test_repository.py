@@ -1,4 +1,4 @@
-"""One conformance suite, run against SQLite in a file, SQLite in memory and PostgreSQL."""
+"""One conformance suite, run against SQLite and against a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ claim is a false one. A rule may look after every round, up to 128. The noise mo
 
 * ``normal``: independent, 3 %.
 * ``volatile``: calm (1 %) and rough (10 %) spells of about 20 rounds; the median stays where it is.
-* ``skewed``: every second ratio is a little low, the others up to 30 % high; the median stays where it is (the
-  mean does not: a bound of the mean answers another question, and answers it for the wrong reason).
+* ``skewed``: every second ratio is a little low, the others up to 30 % high; the median stays where it is,
+  the mean does not: a bound of the mean answers another question.
 * ``drifting``: a slow component (lag-1 correlation 0.95, 2 %) on top of 2 % noise moves the median itself for
   many rounds: outside what the test assumes, shown for honesty. Blocks of 4 rounds lessen it, no more.
 
-Rules: ``median10`` claims if the median of the first 10 ratios passes the margin; ``t-peek`` if a 95 % t-bound
-of the mean log ratio does at any look from 5 rounds on; ``t-end`` the same at round 128 only; ``sign`` is the
-e-process at N = 1, ``sign/N`` at N = 50, ``blocks`` the e-process at N = 1 on low medians of 4.
+Rules: ``median10`` claims if the median of the first 10 ratios passes the margin; ``t-peek`` if a 95 %
+t-bound of the mean log ratio does at any look from 5 rounds on; ``t-end`` the same at round 128
+only; ``sign`` is the e-process at N = 1, ``sign/N`` at N = 50, ``blocks`` the e-process at N = 1 on low medians of 4.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def test_e_value_is_the_uniform_mixture_over_p_from_one_half_to_one() -> None:
 
 
 @given(st.integers(0, 127), st.data())
+@settings(deadline=None)
 def test_martingale_at_one_half_exactly_and_supermartingale_below(n: int, data: st.DataObject) -> None:
     s = data.draw(st.integers(0, n))
     up, same, now = e_value(n + 1, s + 1), e_value(n + 1, s), e_value(n, s)
@@ -65,6 +66,7 @@ def test_e_value_known_points_and_bad_counts() -> None:
 
 
 @given(st.integers(1, 128), st.integers(1, 10_000))
+@settings(deadline=None)
 def test_least_successes_is_the_least(n: int, threshold: int) -> None:
     needed = least_successes(n, Fraction(threshold))
     reached = [s for s in range(n + 1) if e_value(n, s) >= threshold]
@@ -124,7 +126,7 @@ def test_senseless_settings_are_refused(values: dict[str, float]) -> None:
 
 
 @given(RATIOS, st.integers(1, 200), st.sampled_from([0.0, 0.02, 0.05]))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_bound_passes_the_margin_exactly_where_the_test_claims(
     ratios: list[float], multiplicity: int, margin: float
 ) -> None:
@@ -135,6 +137,7 @@ def test_bound_passes_the_margin_exactly_where_the_test_claims(
 
 
 @given(RATIOS, st.integers(1, 200))
+@settings(deadline=None)
 def test_bound_never_passes_the_best_ratio_and_never_sinks(ratios: list[float], multiplicity: int) -> None:
     bounds = [lower_bound(ratios[:n], multiplicity) for n in range(len(ratios) + 1)]
     known = [bound for bound in bounds if bound is not None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -14,7 +15,8 @@ import torch
 
 from autotune.arena.base import Placement
 from autotune.arena.plain import PlainArena
-from autotune.bench.clock import BenchError
+from autotune.bench import rounds as bench_rounds
+from autotune.bench.clock import BenchError, GroupTimes, HostClock, Launch
 from autotune.bench.pools import (
     Pools,
     draw_kv_lens,
@@ -185,14 +187,58 @@ def test_the_parent_stops_and_narrows() -> None:
     assert timed([Loop("a")], first_round=QUICK.max_rounds) == []
 
 
-def test_groups_are_long_enough_and_a_ratio_of_work_is_seen() -> None:
-    settings = replace(QUICK, min_group_ms=1.0, discard_rounds=8, max_rounds=16)
-    rounds = [one for chunk in timed([Loop("a", 12), Loop("b", 3)], settings=settings) for one in chunk]
-    long_enough = [one.calls[name] * one.run_us[name] > 500.0 for one in rounds for name in one.order]
-    assert sum(long_enough) > 0.8 * len(long_enough)
-    assert rounds[0].calls["b"] > rounds[0].calls["a"]
-    # 4 times the work: more than twice the time in nearly all rounds, whatever else the machine does
-    assert sum(one.run_us["a"] > 2.0 * one.run_us["b"] for one in rounds) > 0.7 * len(rounds)
+class Scripted:
+    """A clock that says what a call costs: every third group meets an interruption of 5 ms."""
+
+    def __init__(self, cost_us: dict[str, float]) -> None:
+        self.cost_us = cost_us
+        self.groups = 0
+
+    def measure(self, session: Any, group: Sequence[Launch]) -> GroupTimes:
+        self.groups += 1
+        late = 5000.0 / len(group) if self.groups % 3 == 0 else 0.0
+        run_us = self.cost_us[session.name] + late
+        return GroupTimes(run_us, run_us, 1.0)
+
+
+def test_groups_reach_the_least_length_and_interruptions_do_not_unbalance_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Scripted({"a": 60.0, "b": 60.0, "c": 300.0, "d": 4000.0})
+    monkeypatch.setattr(bench_rounds, "clock_for", lambda device: clock)
+    settings = replace(QUICK, min_group_ms=1.0, discard_rounds=16)
+    rounds = [one for chunk in timed([Loop(name) for name in "abcd"], settings=settings) for one in chunk]
+    assert {tuple(sorted(one.calls.items())) for one in rounds} == {
+        (("a", 17), ("b", 17), ("c", 4), ("d", 1))
+    }
+    assert rounds[0].run_us["d"] in (4000.0, 9000.0)
+
+
+def test_the_start_up_lasts_for_the_rounds_and_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Scripted({"a": 1000.0})
+    monkeypatch.setattr(bench_rounds, "clock_for", lambda device: clock)
+    timed([Loop("a")], settings=replace(QUICK, discard_rounds=5, max_rounds=1))
+    assert clock.groups == 5 + 1
+    clock.groups, start = 0, time.perf_counter()
+    timed([Loop("a")], settings=replace(QUICK, discard_rounds=1, discard_ms=50.0, max_rounds=1))
+    assert clock.groups > 2
+    assert time.perf_counter() - start >= 0.05
+
+
+def test_host_clock_keeps_prepare_apart_from_run() -> None:
+    class Sleeper:
+        def prepare(self, step: Any) -> None:
+            time.sleep(0.004)
+
+        def run(self, out: Any) -> None:
+            time.sleep(0.002)
+
+        def close(self) -> None: ...
+
+    nothing: Any = None
+    times = HostClock().measure(Sleeper(), [Launch(nothing, nothing)] * 3)
+    assert times.run_us == times.host_us >= 2000.0
+    assert times.prepare_us >= 4000.0
 
 
 def test_timing_is_quiet_and_leaves_no_trace() -> None:

@@ -14,7 +14,8 @@ claim is a false one. A rule may look after every round, up to 128. The noise mo
 
 Rules: ``median10`` claims if the median of the first 10 ratios passes the margin; ``t-peek`` if a 95 %
 t-bound of the mean log ratio does at any look from 5 rounds on; ``t-end`` the same at round 128
-only; ``sign`` is the e-process at N = 1, ``sign/N`` at N = 50, ``blocks`` the e-process at N = 1 on low medians of 4.
+only; ``sign`` is the e-process at N = 1, ``sign/N`` at N = 50, ``blocks`` the
+e-process at N = 1 on low medians of 4.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One reservation of GPU virtual addresses for the life of a process, handed out with holes around each piece.
+"""One reservation of GPU virtual addresses per process, handed out with holes around each piece.
 
 A GPU has 128 TiB of address space. Reserving and freeing wide holes per cell fragments it until
 ``CUDA_ERROR_OUT_OF_MEMORY``; one reservation, mapped and unmapped inside, does not. Addresses are given

@@ -32,7 +32,7 @@ def install() -> None:
 
     from autotune.arena.address_space import AddressSpace, call
 
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("the guarded torch allocator must be installed before the first CUDA call")
     spaces: dict[int, AddressSpace] = {}
 
@@ -64,7 +64,7 @@ def install() -> None:
             return
 
     _keep.extend([_ALLOC(allocate), _FREE(release)])
-    pointers = [ctypes.cast(callback, ctypes.c_void_p).value for callback in _keep[-2:]]
-    allocator = torch._C._cuda_customAllocator(*pointers)  # type: ignore[attr-defined]
-    torch._C._cuda_changeCurrentAllocator(allocator)  # type: ignore[attr-defined]
+    pointers = [ctypes.cast(callback, ctypes.c_void_p).value or 0 for callback in _keep[-2:]]
+    allocator = torch._C._cuda_customAllocator(*pointers)
+    torch._C._cuda_changeCurrentAllocator(allocator)
     _keep.append(allocator)

@@ -1,4 +1,4 @@
-"""The ``cuda_vmm`` arena: every operand in a CUDA virtual-memory mapping of its own, between unmapped holes."""
+"""The ``cuda_vmm`` arena: every operand in a CUDA memory mapping of its own, between unmapped holes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ DEFAULT_ALIGN = 16
 @lru_cache(maxsize=1)
 def address_space() -> AddressSpace:
     """This process's reservation on the current device."""
-    torch.cuda.init()
     torch.empty(1, device="cuda")  # makes the primary context current, which the driver calls need
     return AddressSpace(torch.cuda.current_device())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import shutil
 from pathlib import Path
@@ -24,15 +23,12 @@ def package_folder() -> Path:
 
 
 def installed_version(package: Path) -> str:
-    """The version of the FlashInfer in ``package``; of its metadata, or of ``_build_meta.py`` without it."""
-    try:
-        return importlib.metadata.version("flashinfer-python")
-    except importlib.metadata.PackageNotFoundError:
-        meta = package / "_build_meta.py"
-        for line in meta.read_text().splitlines() if meta.is_file() else []:
-            name, _, value = line.partition("=")
-            if name.strip() == "__version__":
-                return value.strip().strip("\"'")
+    """The version of the FlashInfer in ``package``; "" if it does not say."""
+    meta = package / "_build_meta.py"
+    for line in meta.read_text().splitlines() if meta.is_file() else []:
+        name, _, value = line.partition("=")
+        if name.strip() == "__version__":
+            return value.strip().strip("\"'")
     return ""
 
 

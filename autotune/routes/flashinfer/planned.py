@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.routes.contract import ContractError
+from autotune.routes.flashinfer.call import Call, resolve
 from autotune.routes.flashinfer.metadata import WORKSPACE_BYTES, Query, check_rows, uniform_offsets
 
 if TYPE_CHECKING:
     from autotune.routes.base import Allocate, Capacity, Step
-    from autotune.routes.flashinfer.call import Call
 
 # What the wrappers allocate for themselves; handed over instead, so that it is guarded too.
 INT_WORKSPACE_BYTES = 8 * 2**20
@@ -102,8 +102,6 @@ class PlannedSession:
         raise NotImplementedError
 
     def _open(self, batch: int) -> Any:
-        from autotune.routes.flashinfer.call import resolve
-
         call = self.wrapper_call(batch)
         wrapper = resolve(call.target.removesuffix(".__init__"))(*call.args, **call.kwargs)
         wrapper.reset_workspace_buffer(self._float_workspace, self._int_workspace)

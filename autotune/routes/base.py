@@ -82,6 +82,9 @@ class Step:
         sm_scale: softmax scale, 1 / sqrt(head_dim) unless a check says otherwise.
         k_scale, v_scale: dequantisation scales of the KV cache (1.0 for unquantised dtypes).
         max_seq_len: the engine's maximum context, which some kernels use to split the KV.
+        sinks: fp32 [num_qo_heads], where ``shape.sinks``; else None.
+        kv_block_scales: NVFP4 KV only: (k, v) e4m3 [num_pages, page_size, num_kv_heads, head_dim / 16]
+            logical NHD views; ``k`` and ``v`` are then uint8 with head_dim / 2 packed elements.
     """
 
     q: torch.Tensor
@@ -95,6 +98,8 @@ class Step:
     k_scale: float
     v_scale: float
     max_seq_len: int
+    sinks: torch.Tensor | None = None
+    kv_block_scales: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def batch_size(self) -> int:

@@ -1,0 +1,114 @@
+"""Which modules a run will ask for: asked of the library itself, in the process that calls this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+
+from autotune.domain.cell import Column
+from autotune.routes.base import Capacity
+from autotune.routes.flashinfer.example import example_step
+from autotune.routes.flashinfer.nogpu import Silent, no_gpu
+
+if TYPE_CHECKING:
+    from autotune.domain.fingerprint import Facts
+    from autotune.routes.base import Route
+
+# No module's name or source depends on it; it only has to be a device that FlashInfer accepts.
+SM_COUNT = 132
+
+
+@dataclass(slots=True)
+class Asked:
+    """One module.
+
+    Attributes:
+        spec: the library's ``JitSpec``; builds it.
+        routes: names of the routes that load it.
+        head_dims: the only head sizes it was generated for; () where its name says so already.
+    """
+
+    spec: Any
+    routes: set[str] = field(default_factory=set)
+    head_dims: tuple[int, ...] = ()
+
+
+def distinct(columns: Sequence[Column]) -> list[Column]:
+    """Columns that can differ in their modules: batch and context never do, so they become the smallest."""
+    seen: dict[tuple[Any, ...], Column] = {}
+    for column in columns:
+        key = (column.shape, column.dtypes, column.q_len)
+        context = -(-column.q_len // column.shape.page_size) * column.shape.page_size
+        seen.setdefault(key, replace(column, batch_size=1, max_context=context, interval=None))
+    return list(seen.values())
+
+
+@contextmanager
+def only_kernels(head_dims: Sequence[int], soft_cap: bool) -> Iterator[None]:
+    """Let fmha-v2 generate kernels for these head sizes alone, and only variants that routes use.
+
+    By default it generates every head size, ALiBi, soft cap, statistics and skip-softmax variant: 134
+    sources for a module of which a run uses one or two.
+    """
+    from flashinfer.jit.attention.fmha_v2 import fmha_library
+
+    valid = fmha_library.is_kernel_spec_valid
+
+    def used(spec: Any) -> bool:
+        return bool(
+            valid(spec)
+            and spec.head_size in head_dims
+            and not spec.alibi
+            and not spec.return_softmax_stats
+            and not spec.enable_skip_softmax
+            and (soft_cap or not spec.enable_attn_logit_softcapping)
+        )
+
+    with patch.object(fmha_library, "is_kernel_spec_valid", used):
+        yield
+
+
+def ask(columns: Sequence[Column], routes: Sequence[Route], facts: Facts) -> dict[str, Asked]:
+    """Modules by name, for every route that supports a column on ``facts``.
+
+    Raises:
+        ImportError: FlashInfer is not installed.
+    """
+    major, _, minor = str(facts.hardware["compute_capability"]).partition(".")
+    wanted = [
+        (route, column)
+        for column in distinct(columns)
+        for route in routes
+        if route.supports(column, facts) is None
+    ]
+    fmha = [column.shape for route, column in wanted if route.name == "fmha-v2"]
+    head_dims = tuple(sorted({shape.head_dim for shape in fmha}))
+    asked: dict[str, Asked] = {}
+    current = ""
+
+    def load(spec: Any) -> Silent:
+        entry = asked.setdefault(spec.name, Asked(spec))
+        entry.routes.add(current)
+        if current == "fmha-v2":
+            entry.head_dims = head_dims
+        return Silent()
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    with only_kernels(head_dims, any(shape.soft_cap for shape in fmha)):
+        for route, column in wanted:
+            current = route.name
+            # entered anew each time: the library asks once for a module that two routes share
+            with no_gpu((int(major), int(minor)), SM_COUNT, load):
+                step, out = example_step(column, (column.max_context,))
+                session = route.open(Capacity(column, 1, step.k.shape[0], "cpu"), allocate)
+                session.prepare(step)
+                session.run(out)
+                session.close()
+    return asked

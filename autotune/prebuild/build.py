@@ -1,0 +1,154 @@
+"""Build what a set of columns needs, in parallel, and keep the folder's manifest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autotune.domain.cell import Column
+from autotune.domain.fingerprint import Facts
+from autotune.prebuild import manifest as manifests
+from autotune.prebuild.errors import PrebuildError
+from autotune.prebuild.manifest import Manifest, Module
+from autotune.prebuild.toolchain import Toolchain, stub_driver
+
+# ``listen(event, values)``: see ``autotune.prebuild.child``; for a progress view.
+Listen = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a prebuild did.
+
+    Attributes:
+        asked: module names, and the routes that load each.
+        built, present: names.
+        failed: name -> reason, one line each.
+    """
+
+    manifest: Manifest
+    asked: dict[str, list[str]] = field(default_factory=dict)
+    built: list[str] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def prebuild(
+    columns: Sequence[Column],
+    facts: Facts,
+    toolchain: Toolchain,
+    out: Path,
+    *,
+    routes: Sequence[str],
+    jobs: int = 0,
+    work: Path | None = None,
+    list_only: bool = False,
+    python: str = sys.executable,
+    listen: Listen = lambda event, values: None,
+) -> Outcome:
+    """Build every module that ``routes`` load for ``columns`` into ``out`` (laid out as ``data/aot``).
+
+    Modules that are there with the same recipe and content are skipped. The manifest is written after every
+    module, so an interrupted prebuild goes on where it stopped.
+
+    Args:
+        facts: ``hardware.compute_capability`` of the target device is enough.
+        jobs: modules at a time; 0 for one a core.
+        work: objects and generated sources; ``<out>.work`` by default.
+        list_only: ask for the names, build nothing.
+        python: the interpreter that has FlashInfer.
+
+    Raises:
+        PrebuildError: FlashInfer cannot be imported, the folder belongs to another build, or the child died.
+    """
+    out, work = out.absolute(), (work or out.with_name(out.name + ".work")).absolute()
+    arch = str(facts.hardware["compute_capability"])
+    work.mkdir(parents=True, exist_ok=True)
+    stub = stub_driver(toolchain, work / "stub")
+    kept = manifests.read(out)
+    request = {
+        "columns": [column.to_dict() for column in columns],
+        "facts": facts.to_dict(),
+        "routes": list(routes),
+        "out": str(out),
+        "known": {n: {"recipe": m.recipe, "sha256": m.sha256} for n, m in kept.modules.items()}
+        if kept
+        else {},
+        "cuda": toolchain.cuda,
+        "jobs": jobs or os.cpu_count() or 1,
+        "list_only": list_only,
+    }
+    environment = {**os.environ, **toolchain.environment(stub, arch, work)}
+    environment.pop("FLASHINFER_DISABLE_JIT", None)
+    log = work / "prebuild.log"
+    outcome: Outcome | None = None
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [python, "-m", "autotune.prebuild.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        ) as child,
+    ):
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(request))
+            child.stdin.close()
+            for line in child.stdout:
+                values = json.loads(line)
+                event = values.pop("event")
+                if event == "missing":
+                    raise PrebuildError(values["reason"])
+                if event == "library":
+                    outcome = Outcome(_manifest(kept, values, toolchain, arch, out))
+                elif outcome is not None:
+                    _record(outcome, event, values, out)
+                listen(event, values)
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode or outcome is None:
+        last = [text.strip() for text in log.read_text().splitlines() if text.strip()][-1:]
+        raise PrebuildError(
+            f"the build process ended with status {child.returncode}: {''.join(last)} (log: {log})"
+        )
+    return outcome
+
+
+def _manifest(
+    kept: Manifest | None, values: dict[str, Any], toolchain: Toolchain, arch: str, out: Path
+) -> Manifest:
+    new = Manifest(values["flashinfer"], values["commit"], toolchain.cuda, arch)
+    if kept is None:
+        return new
+    if kept.build_of() != new.build_of():
+        raise PrebuildError(
+            f"{out} holds modules of FlashInfer {kept.flashinfer}, CUDA {kept.cuda}, compute capability "
+            f"{kept.compute_capability}, not {new.flashinfer}, {new.cuda}, {arch}: give another folder"
+        )
+    return kept
+
+
+def _record(outcome: Outcome, event: str, values: dict[str, Any], out: Path) -> None:
+    if event == "asked":
+        outcome.asked = values["modules"]
+    elif event == "present":
+        outcome.present.append(values["name"])
+    elif event == "failed":
+        outcome.failed[values["name"]] = values["reason"]
+    elif event == "built":
+        outcome.built.append(values["name"])
+        module = Module(
+            **{**values, "routes": tuple(values["routes"]), "head_dims": tuple(values["head_dims"])}
+        )
+        outcome.manifest.modules[module.name] = module
+        outcome.manifest.write(out)

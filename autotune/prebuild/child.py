@@ -1,0 +1,148 @@
+"""The process that imports FlashInfer for a prebuild; its parent set the environment that it reads at import.
+
+``python -m autotune.prebuild.child`` takes one JSON request on standard input and writes one JSON event a
+line on standard output:
+
+    {"event": "library", "flashinfer": ..., "commit": ...}
+    {"event": "asked", "names": [...]}
+    {"event": "present", "name": ...}
+    {"event": "built", "name": ..., "seconds": ..., "bytes": ..., "sha256": ..., ...}
+    {"event": "failed", "name": ..., "reason": ...}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TextIO
+
+from autotune.domain.cell import Column
+from autotune.domain.fingerprint import Facts
+from autotune.prebuild.ask import Asked, ask
+from autotune.prebuild.manifest import digest, library
+from autotune.routes.flashinfer.catalogue import routes as all_routes
+
+_LOCK = threading.Lock()
+
+
+class Events:
+    """Writes one event a line; threads may call it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, event: str, **values: Any) -> None:
+        with _LOCK:
+            self._stream.write(json.dumps({"event": event, **values}) + "\n")
+            self._stream.flush()
+
+
+def recipe(asked: Asked, identity: str) -> str:
+    """Digest of what a module is built from.
+
+    Sources that come with the library are covered by its version; generated ones count by content.
+    Include paths are left out: they say where, not what.
+    """
+    from flashinfer.jit import env
+
+    spec, generated = asked.spec, Path(env.FLASHINFER_GEN_SRC_DIR)
+    sha = hashlib.sha256(identity.encode())
+    for flag in [*(spec.extra_cflags or []), *(spec.extra_cuda_cflags or []), *(spec.extra_ldflags or [])]:
+        if not str(flag).startswith("-I"):
+            sha.update(f"\0{flag}".encode())
+    for source in sorted(spec.sources):
+        sha.update(f"\0{Path(source).name}".encode())
+        if Path(source).is_relative_to(generated):
+            sha.update(Path(source).read_bytes())
+    return sha.hexdigest()
+
+
+def _last_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or [type(error).__name__])[-1][:300]
+
+
+def build_one(name: str, asked: Asked, out: Path, digest_of_inputs: str, events: Events) -> None:
+    """Build one module into ``out``; its objects are removed afterwards."""
+    started = time.monotonic()
+    try:
+        asked.spec.build()
+        target = library(out, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(".partial")
+        shutil.copyfile(asked.spec.jit_library_path, partial)
+        partial.replace(target)
+        shutil.rmtree(asked.spec.build_dir, ignore_errors=True)
+    except Exception as error:
+        events("failed", name=name, reason=_last_lines(error))
+        return
+    events(
+        "built",
+        name=name,
+        seconds=round(time.monotonic() - started, 1),
+        bytes=target.stat().st_size,
+        sha256=digest(target),
+        recipe=digest_of_inputs,
+        routes=sorted(asked.routes),
+        head_dims=list(asked.head_dims),
+    )
+
+
+def main() -> int:
+    """Serve one request; the exit status is 0 even where modules failed (the events say so)."""
+    # whatever the library prints must not mix with the events
+    events = Events(os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    columns = [Column.from_dict(entry) for entry in request["columns"]]
+    facts = Facts.from_dict(request["facts"])
+    chosen = [route for route in all_routes() if route.name in request["routes"]]
+    try:
+        import flashinfer
+        from flashinfer import _build_meta
+    except ImportError as error:
+        events("missing", reason=f"FlashInfer cannot be imported ({error}): pip install flashinfer-python")
+        return 0
+    version = str(flashinfer.__version__)
+    commit = str(getattr(_build_meta, "__git_commit__", "") or getattr(_build_meta, "__git_version__", ""))
+    events("library", flashinfer=version, commit=commit)
+    facts = Facts(facts.device, facts.hardware, {**facts.software, "flashinfer": version})
+    asked = ask(columns, chosen, facts)
+    events("asked", modules={name: sorted(entry.routes) for name, entry in sorted(asked.items())})
+    if request["list_only"]:
+        return 0
+    out = Path(request["out"])
+    known: dict[str, dict[str, str]] = request["known"]
+    identity = "\0".join((version, commit, request["cuda"], str(facts.hardware["compute_capability"])))
+    work = []
+    for name, entry in asked.items():
+        if not hasattr(entry.spec, "build"):
+            events(
+                "failed", name=name, reason="precompiled kernels: install flashinfer-cubin of this version"
+            )
+            continue
+        inputs = recipe(entry, identity)
+        have = known.get(name)
+        target = library(out, name)
+        if have and have["recipe"] == inputs and target.is_file() and digest(target) == have["sha256"]:
+            events("present", name=name)
+            continue
+        work.append((name, entry, inputs))
+    # the slowest first, so that the last worker does not start it: more sources take longer
+    work.sort(key=lambda item: (-len(item[1].spec.sources), item[0]))
+    with ThreadPoolExecutor(max_workers=request["jobs"]) as pool:
+        for name, entry, inputs in work:
+            pool.submit(build_one, name, entry, out, inputs, events)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The compiler, headers and stub driver library that a build without a GPU needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.prebuild.errors import PrebuildError
+
+# header -> the package that ships it where the toolkit is a partial one
+HEADERS = {"cuda.h": "the CUDA toolkit", "curand.h": "nvidia-curand", "cublasLt.h": "nvidia-cublas"}
+_DRIVER_FUNCTION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """Where things are.
+
+    Attributes:
+        cuda_home: holds ``bin/nvcc`` and ``include/cuda.h``.
+        cuda: the toolkit's release, such as ``"13.0"``.
+        include_dirs: searched after the toolkit's own.
+    """
+
+    cuda_home: Path
+    cuda: str
+    include_dirs: tuple[Path, ...]
+
+    def environment(self, stub_dir: Path, arch: str, workspace: Path) -> dict[str, str]:
+        """Variables for the child that imports FlashInfer, which reads most of them at import."""
+        joined = os.pathsep.join(str(path) for path in self.include_dirs)
+        inherited = [os.environ[name] for name in ("CPATH",) if os.environ.get(name)]
+        libraries = [str(stub_dir), *([os.environ["LIBRARY_PATH"]] if os.environ.get("LIBRARY_PATH") else [])]
+        return {
+            "CUDA_HOME": str(self.cuda_home),
+            "FLASHINFER_CUDA_ARCH_LIST": arch,
+            "FLASHINFER_WORKSPACE_BASE": str(workspace),
+            "FLASHINFER_NO_DOWNLOAD": "1",
+            # one compiler a module: modules are what runs in parallel
+            "MAX_JOBS": "1",
+            "CPATH": os.pathsep.join([part for part in (joined, *inherited) if part]),
+            "LIBRARY_PATH": os.pathsep.join(libraries),
+        }
+
+
+def _packaged_includes() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
+    found: list[Path] = []
+    for root in roots:
+        found += sorted(path for path in root.glob("*/include") if path.is_dir())
+    return found
+
+
+def _cuda_home() -> Path:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            return Path(os.environ[name])
+    nvcc = shutil.which("nvcc")
+    candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
+    candidates.append(Path("/usr/local/cuda"))
+    for home in candidates:
+        if (home / "bin" / "nvcc").is_file() and (home / "include" / "cuda.h").is_file():
+            return home
+    raise PrebuildError("nvcc not found: put it on PATH or set CUDA_HOME to a toolkit of CUDA 12.8 or later")
+
+
+def find(extra_includes: Sequence[Path] = ()) -> Toolchain:
+    """Locate the toolkit and headers.
+
+    Raises:
+        PrebuildError: nvcc, ninja, a C++ compiler or a header is missing.
+    """
+    home = _cuda_home()
+    try:
+        text = subprocess.run(
+            [str(home / "bin" / "nvcc"), "--version"], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PrebuildError(f"{home}/bin/nvcc does not run ({error}): set CUDA_HOME to a toolkit") from error
+    release = re.search(r"release (\d+\.\d+)", text)
+    if release is None:
+        raise PrebuildError(f"{home}/bin/nvcc names no release: set CUDA_HOME to a CUDA toolkit")
+    if not (shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()):
+        raise PrebuildError("ninja not found: pip install ninja")
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise PrebuildError("no C++ compiler: install g++ or set CXX")
+    places = [home / "include", *extra_includes, *_packaged_includes()]
+    wanted: list[Path] = []
+    for header, package in HEADERS.items():
+        place = next((path for path in places if (path / header).is_file()), None)
+        if place is None:
+            raise PrebuildError(
+                f"header {header} not found: pip install --no-deps {package}"
+                if package.startswith("nvidia-")
+                else f"header {header} not found under {home}/include: set CUDA_HOME to {package}"
+            )
+        if place != home / "include" and place not in wanted:
+            wanted.append(place)
+    return Toolchain(home, release[1], tuple(wanted))
+
+
+def stub_driver(toolchain: Toolchain, folder: Path) -> Path:
+    """Build ``folder/libcuda.so``, a driver library that defines every driver function and does nothing.
+
+    An empty stub is dropped by the linker, and the module then dies on the GPU machine at its first call
+    with "symbol lookup error" and exit status 127. SONAME ``libcuda.so.1`` makes the real driver load there.
+
+    Raises:
+        PrebuildError: the compiler failed, or the toolkit's ``cuda.h`` is not what it should be.
+    """
+    library = folder / "libcuda.so"
+    if library.is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler = os.environ.get("CXX", "c++")
+    preprocessed = subprocess.run(
+        [compiler, "-E", "-x", "c++", f"-I{toolchain.cuda_home}/include", "-"],
+        input="#include <cuda.h>\n",
+        capture_output=True,
+        text=True,
+    )
+    names = sorted(set(_DRIVER_FUNCTION.findall(preprocessed.stdout)))
+    if preprocessed.returncode or "cuTensorMapEncodeTiled" not in names:
+        raise PrebuildError(
+            f"{toolchain.cuda_home}/include/cuda.h does not declare cuTensorMapEncodeTiled: "
+            "a toolkit of CUDA 12 or later is needed"
+        )
+    source = folder / "libcuda_stub.cpp"
+    # 999 is CUDA_ERROR_UNKNOWN: a process that binds the stub by mistake fails at its first driver call
+    source.write_text("".join(f'extern "C" int {name}() {{ return 999; }}\n' for name in names))
+    partial = folder / "libcuda.so.partial"
+    built = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(partial), str(source)],
+        capture_output=True,
+        text=True,
+    )
+    if built.returncode:
+        raise PrebuildError(f"the stub driver library did not build: {built.stderr.strip().splitlines()[-1]}")
+    partial.replace(library)
+    return folder

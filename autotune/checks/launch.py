@@ -275,17 +275,19 @@ class Stage:
             with _calling(f"{self.check}/{self.placement.value}: close"):
                 session.close()
 
+    def one_pool(self, recipes: Sequence[Recipe]) -> list[Recipe]:
+        """``recipes`` with the largest one's pool, so that one session serves them all."""
+        total = max(pool_pages(self.trial.column, recipe) for recipe in recipes)
+        return [replace(recipe, pool_pages=total) for recipe in recipes]
+
     def once(self, recipe: Recipe, label: str) -> None:
         """One launch in a session of its own, judged against the reference."""
         with self.opened(recipe) as opened:
             opened.launch(opened.build(recipe), label)
 
     def sequence(self, recipes: Sequence[Recipe], label: str) -> None:
-        """Launches in one session; every recipe is given the largest one's pool."""
-        if not recipes:
-            return
-        total = max(pool_pages(self.trial.column, recipe) for recipe in recipes)
-        recipes = [replace(recipe, pool_pages=total) for recipe in recipes]
+        """Launches in one session, judged against the reference."""
+        recipes = self.one_pool(recipes)
         with self.opened(max(recipes, key=lambda recipe: len(recipe.kv_lens))) as opened:
             for index, recipe in enumerate(recipes):
                 opened.launch(opened.build(recipe), f"{label} {index + 1}/{len(recipes)}")

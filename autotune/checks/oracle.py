@@ -29,8 +29,9 @@ head_dim_vo normal elements (the F distribution's square root). L = 6: by Higham
 Comput. 41, 2019) a sum of n terms errs by less than L sqrt(n) u but for a chance of 2n exp(-L^2/2).
 
 What the bound can see: a mask wrong by one token moves the output by about ``1 / sqrt(e * kv_len)`` of its
-norm (the worst of many rows several times that). In bf16 that sinks into the bound past some hundreds of
-tokens for a single row, so single tokens at long KV are the business of ``position_coded``.
+norm, the worst of many rows several times that. Of 20 launches of one row of 8 heads in bf16 (bound 0.012 at
+head_dim 64, 0.011 at 128; correct kernels 0.002 to 0.0035) the smallest such error was 0.034 at kv_len 256,
+0.015 at 1,024 and 0.011 at 4,096: from there on, single tokens are the business of ``position_coded``.
 """
 
 from __future__ import annotations

@@ -76,18 +76,17 @@ class PositionCoded:
         mean_bound = oracle.mean_bound(column, stage.arithmetic)
         cap = min(long, max(column.q_len, uniform_cap(mean_bound)))
         capped = [cap, *lengths.short(trial, rng, column.batch_size - 1)]
-        recipe = Recipe(
+        uniform = Recipe(
             tuple(min(cap, n) for n in capped), seed=stage.seed(1), values=Values.POSITION_UNIFORM
         )
-        with stage.opened(recipe) as opened:
-            opened.launch(opened.build(recipe), "uniform", bound=mean_bound)
-
-        if column.shape.head_dim < MIN_HEAD_DIM:
-            return
         kv_lens = (*lengths.short(trial, rng, column.batch_size - 1), long)
-        recipe = Recipe(kv_lens, seed=stage.seed(2), values=Values.POSITION_ONE_HOT)
-        with stage.opened(recipe) as opened:
-            operands = opened.build(recipe)
+        one_hot = Recipe(kv_lens, seed=stage.seed(2), values=Values.POSITION_ONE_HOT)
+        uniform, one_hot = stage.one_pool([uniform, one_hot])
+        with stage.opened(uniform) as opened:
+            opened.launch(opened.build(uniform), "uniform", bound=mean_bound)
+            if column.shape.head_dim < MIN_HEAD_DIM:
+                return
+            operands = opened.build(one_hot)
             self._one_hot(stage, opened, operands)
             if align_with_hidden(operands):
                 opened.launch(operands, "hidden")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Reference:
-    """The column's KV ends and random lengths between them, one session per batch."""
+    """The column's KV ends and random lengths between them."""
 
     name = "reference"
     version = 1
@@ -34,5 +34,8 @@ class Reference:
         # the ends, and half a batch (one row at least) drawn over the whole range between them
         wanted = lengths.ends_in(trial, stage.placement, rng)
         wanted += lengths.spread(trial, rng, max(1, trial.column.batch_size // 2))
-        for index, kv_lens in enumerate(lengths.batches(trial, rng, wanted)):
-            stage.once(Recipe(kv_lens, seed=stage.seed(index + 1)), "random operands")
+        recipes = [
+            Recipe(kv_lens, seed=stage.seed(index + 1))
+            for index, kv_lens in enumerate(lengths.batches(trial, rng, wanted))
+        ]
+        stage.sequence(recipes, "random operands, batch")

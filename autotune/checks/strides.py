@@ -45,10 +45,9 @@ class Strides:
         with stage.opened(packed) as opened:
             # two strides in one session: what was cached for the first must not serve the second
             opened.launch(opened.build(Recipe(kv_lens, seed=stage.seed(2))), "contiguous q")
-            opened.launch(opened.build(packed), f"q a slice of packed QKV, {shape.kv_layout} KV")
-        if 1 in (shape.num_kv_heads, shape.num_qo_heads):
-            with stage.opened(packed) as opened:
-                operands = opened.build(packed)
+            operands = opened.build(packed)
+            opened.launch(operands, f"q a slice of packed QKV, {shape.kv_layout} KV")
+            if 1 in (shape.num_kv_heads, shape.num_qo_heads):
                 _make_odd(operands)
                 opened.launch(operands, "one head, its stride meaningless")
 

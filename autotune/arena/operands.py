@@ -1,24 +1,57 @@
 """Operands of one launch, made as an engine makes them, inside an arena.
 
-A :class:`Recipe` and a column say everything; the same recipe gives the same bytes on every run, so a
-stored seed reproduces a failure. Dead places (page slots past a row's length, pages no row owns) hold
-large finite values, so that a wrong mask or page shows in the numbers at once.
+A :class:`Recipe` and a column say everything; the same recipe gives the same bytes on every run on the same
+kind of device, so a stored seed reproduces a failure. Dead places (page slots past a row's length, pages no
+row owns) hold large finite values, so that a wrong mask or page shows in the numbers at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.arena.contents import (
+    HOSTILE_K,
+    HOSTILE_V,
+    PagedContents,
+    Pages,
+    Values,
+    bits,
+    draw_targets,
+    fill_dead,
+    host_rows,
+    pattern,
+    position_code,
+    quantise,
+    stored,
+)
 from autotune.domain.shape import KvLayout
 from autotune.routes.base import Capacity, Step
 
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
     from autotune.domain.cell import Column
+
+__all__ = [
+    "HOSTILE_K",
+    "HOSTILE_V",
+    "TORCH_DTYPES",
+    "Operands",
+    "PageOrder",
+    "QueryStride",
+    "Recipe",
+    "Values",
+    "build",
+    "capacity_of",
+    "pages_of",
+    "pool_pages",
+    "position_code",
+    "twin",
+]
 
 TORCH_DTYPES = {
     "fp64": torch.float64,
@@ -27,11 +60,8 @@ TORCH_DTYPES = {
     "fp16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
 }
-
-# A dead K slot gives a logit that outweighs every live one, a dead V slot a value far outside the live
-# range (standard normal); both stay finite in every dtype (e4m3 ends at 448).
-HOSTILE_K = 32.0
-HOSTILE_V = 320.0
+# KV caches that carry a scale; a 16-bit one has none to apply.
+_SCALED = ("e4m3",)
 
 
 class PageOrder(str, Enum):
@@ -40,16 +70,6 @@ class PageOrder(str, Enum):
     SEQUENTIAL = "sequential"
     SHUFFLED = "shuffled"
     FAR_END = "far_end"
-
-
-class Values(str, Enum):
-    """Contents of q, K and V."""
-
-    RANDOM = "random"
-    # V of token t is a code of (row, t) and q is zero: the output is the mean of the visible codes.
-    POSITION_UNIFORM = "position_uniform"
-    # V as above, each query is aligned with the key of one token: the output is that token's code.
-    POSITION_ONE_HOT = "position_one_hot"
 
 
 class QueryStride(str, Enum):
@@ -64,12 +84,14 @@ class Recipe:
     """What one launch's operands are made of.
 
     Attributes:
-        kv_lens: total KV length per row, padded rows included; each at least 1.
+        kv_lens: total KV length per row, padded rows included; each at least 1, or 0 with ``empty_rows``.
         table_garbage: value of page-table entries past a row's live pages.
         dead_pages: pages in the pool that no row owns; a shuffled or far-end order needs some.
         pool_pages: total pages; None: live + dead. With ``far_end`` a large number puts live pages past it.
         fill_dead: write hostile values into pages that no row owns. False leaves them untouched, so that a
-            pool of many GiB costs only its live pages where memory is mapped on first touch.
+            pool of many GiB costs only its live pages.
+        k_scale, v_scale: dequantisation scales of an e4m3 cache: it holds the values divided by them.
+        empty_rows: rows of length 0 are allowed: an engine that pads with 0 hands over such rows.
     """
 
     kv_lens: tuple[int, ...]
@@ -81,6 +103,9 @@ class Recipe:
     dead_pages: int = 3
     pool_pages: int | None = None
     fill_dead: bool = True
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    empty_rows: bool = False
 
 
 @dataclass(slots=True)
@@ -91,7 +116,8 @@ class Operands:
         step: what the route gets.
         out: [rows, num_qo_heads, head_dim_vo], uninitialised.
         pages: the live pages of each row, in order.
-        targets: for ``position_one_hot``, the token index each (row, query) is aligned with; else None.
+        targets: for ``position_one_hot``, the token index each (row, query) is aligned with, -1 in an empty
+            row; else None.
     """
 
     column: Column
@@ -100,6 +126,21 @@ class Operands:
     out: torch.Tensor
     pages: list[list[int]]
     targets: torch.Tensor | None = None
+    _state: torch.Tensor | None = field(default=None, repr=False)
+    _paged: PagedContents | None = field(default=None, repr=False)
+
+    def unquantised(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """K and V of each row in order, fp32 [kv_len, num_kv_heads, dim], before scaling and rounding.
+
+        Drawn again from the seed rather than kept: a pool of many GiB has no second copy.
+        """
+        if self._paged is not None:
+            yield from self._paged.rows()
+            return
+        assert self._state is not None
+        generator = torch.Generator()
+        generator.set_state(self._state)
+        yield from host_rows(self.column, self.recipe.kv_lens, self.recipe.values, generator)
 
 
 def pages_of(kv_len: int, page_size: int) -> int:
@@ -169,16 +210,44 @@ def _assign_pages(
     return owned
 
 
-def position_code(row: int, tokens: torch.Tensor, dim: int) -> torch.Tensor:
-    """V codes [len(tokens), dim]: small integers, exact in every dtype (magnitude at most 8).
+def _checked(column: Column, recipe: Recipe) -> None:
+    """Refuse a recipe that does not fit the column."""
+    least = 0 if recipe.empty_rows else 1
+    if max(recipe.kv_lens) > column.max_context or min(recipe.kv_lens) < least:
+        raise ValueError(f"kv_lens must lie in {least}..{column.max_context}, not {recipe.kv_lens}")
+    if column.dtypes.kv not in TORCH_DTYPES or column.dtypes.q not in TORCH_DTYPES:
+        raise NotImplementedError(
+            f"operands of q {column.dtypes.q} and KV {column.dtypes.kv} are not made; "
+            f"supported: {', '.join(TORCH_DTYPES)}"
+        )
+    if min(recipe.k_scale, recipe.v_scale) <= 0.0:
+        raise ValueError(f"k_scale and v_scale must be positive, not {recipe.k_scale}, {recipe.v_scale}")
+    if (recipe.k_scale, recipe.v_scale) != (1.0, 1.0) and column.dtypes.kv not in _SCALED:
+        raise ValueError(f"a {column.dtypes.kv} KV cache has no scales; they need {', '.join(_SCALED)}")
 
-    Element d of token t is one signed digit of a mix of (row, t, d), so two tokens, rows or pages that are
-    confused differ in about 16 of 17 elements.
-    """
-    d = torch.arange(dim, dtype=torch.int64)
-    mixed = (tokens.to(torch.int64)[:, None] * 7919 + row * 104729 + 31) * (2 * d[None, :] + 1)
-    mixed = mixed ^ (mixed >> 7) ^ (mixed >> 13)
-    return (mixed % 17 - 8).to(torch.float32)
+
+def _query(arena: Arena, column: Column, recipe: Recipe) -> torch.Tensor:
+    """q as the recipe strides it; what surrounds a packed one is hostile."""
+    shape, dtype = column.shape, TORCH_DTYPES[column.dtypes.q]
+    rows, heads = len(recipe.kv_lens) * column.q_len, shape.num_qo_heads
+    if recipe.query_stride is QueryStride.CANONICAL:
+        return arena.tensor("q", (rows, heads, shape.head_dim), dtype)
+    packed = arena.tensor("qkv", (rows, heads + 2 * shape.num_kv_heads, shape.head_dim), dtype)
+    bits(packed).fill_(pattern(HOSTILE_K, dtype))
+    return packed[:, :heads]
+
+
+def _pool(arena: Arena, column: Column, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = column.shape
+    return _kv_pool(
+        arena,
+        shape.kv_layout,
+        pool_pages(column, recipe),
+        shape.page_size,
+        shape.num_kv_heads,
+        (shape.head_dim, shape.head_dim_vo),
+        TORCH_DTYPES[column.dtypes.kv],
+    )
 
 
 def build(
@@ -187,84 +256,31 @@ def build(
     """Make the operands of one launch inside ``arena``, the KV pool inside ``pool`` if given.
 
     Raises:
-        ValueError: the recipe does not fit the column (a length past max_context, too few pages).
+        ValueError: the recipe does not fit the column (a length past max_context, too few pages, scales for
+            a cache that has none).
+        NotImplementedError: operands of these dtypes are not made (NVFP4).
         ArenaError: memory could not be mapped.
     """
+    _checked(column, recipe)
     shape, batch = column.shape, len(recipe.kv_lens)
-    page, width, total = shape.page_size, column.table_width, pool_pages(column, recipe)
-    if max(recipe.kv_lens) > column.max_context or min(recipe.kv_lens) < 1:
-        raise ValueError(f"kv_lens must lie in 1..{column.max_context}, not {recipe.kv_lens}")
     generator = torch.Generator().manual_seed(recipe.seed)
-    q_dtype, kv_dtype = TORCH_DTYPES[column.dtypes.q], TORCH_DTYPES[column.dtypes.kv]
-    rows, heads, kv_heads = batch * column.q_len, shape.num_qo_heads, shape.num_kv_heads
-
-    counts = [pages_of(kv_len, page) for kv_len in recipe.kv_lens]
-    owned = _assign_pages(recipe, counts, total, generator)
-    k, v = _kv_pool(
-        pool or arena, shape.kv_layout, total, page, kv_heads, (shape.head_dim, shape.head_dim_vo), kv_dtype
-    )
-    if recipe.fill_dead:
-        k.fill_(HOSTILE_K)
-        v.fill_(HOSTILE_V)
-    else:  # the tails of live pages are hostile all the same
-        live = torch.tensor([page_id for ids in owned for page_id in ids], device=device)
-        k[live] = HOSTILE_K
-        v[live] = HOSTILE_V
-
-    if recipe.query_stride is QueryStride.PACKED_QKV:
-        packed = arena.tensor("qkv", (rows, heads + 2 * kv_heads, shape.head_dim), q_dtype)
-        packed.fill_(HOSTILE_K)
-        q = packed[:, :heads]
+    counts = [pages_of(kv_len, shape.page_size) for kv_len in recipe.kv_lens]
+    owned = _assign_pages(recipe, counts, pool_pages(column, recipe), generator)
+    k, v = _pool(pool or arena, column, recipe)
+    q = _query(arena, column, recipe)
+    pages = Pages.of(owned, recipe.kv_lens, device)
+    if _one_stream(device):
+        targets, state = _fill_on_host(column, recipe, owned, generator, q, k, v)
+        paged = None
     else:
-        q = arena.tensor("q", (rows, heads, shape.head_dim), q_dtype)
-    queries = torch.randn((rows, heads, shape.head_dim), generator=generator)
-    targets = None
-    if recipe.values is Values.POSITION_UNIFORM:
-        queries = torch.zeros_like(queries)
+        targets, paged = _fill_on_device(column, recipe, pages, generator, q, k, v)
+        state = None
 
-    if recipe.values is Values.POSITION_ONE_HOT:
-        targets = torch.empty((batch, column.q_len), dtype=torch.int64)
-    for row, (kv_len, pages) in enumerate(zip(recipe.kv_lens, owned, strict=True)):
-        keys = torch.randn((kv_len, kv_heads, shape.head_dim), generator=generator)
-        if recipe.values is Values.RANDOM:
-            values = torch.randn((kv_len, kv_heads, shape.head_dim_vo), generator=generator)
-        else:
-            code = position_code(row, torch.arange(kv_len), shape.head_dim_vo)
-            # each KV head has a code of its own: head h is rolled by h, so confused heads show
-            values = torch.stack([code.roll(h, dims=1) for h in range(kv_heads)], dim=1)
-        if recipe.values is Values.POSITION_ONE_HOT:
-            assert targets is not None
-            # +-1 keys: k.k = head_dim, any other pair stays near sqrt(head_dim); the query is scaled so
-            # that the target's logit leads by far more than any dtype resolves
-            keys = torch.sign(keys)
-            keys[keys == 0] = 1.0
-            for i in range(column.q_len):
-                visible = max(1, kv_len - column.q_len + i + 1)
-                first = max(0, visible - 1 - shape.window_left) if shape.window_left >= 0 else 0
-                span = visible - first
-                # the last visible token tells a mask shifted by one; others are drawn
-                pick = (
-                    visible - 1
-                    if (row + i) % 2 == 0
-                    else first + int(torch.randint(0, span, (1,), generator=generator))
-                )
-                targets[row, i] = pick
-                per_head = keys[pick].repeat_interleave(shape.group, dim=0)
-                queries[row * column.q_len + i] = per_head * 8.0
-        slots = torch.tensor(pages).repeat_interleave(page)[:kv_len]
-        offsets = torch.arange(kv_len) % page
-        k[slots.to(device), offsets.to(device)] = keys.to(device=device, dtype=kv_dtype)
-        v[slots.to(device), offsets.to(device)] = values.to(device=device, dtype=kv_dtype)
-    q.copy_(queries.to(device=device, dtype=q_dtype))
-
-    page_table = arena.tensor("page_table", (batch, width), torch.int32)
-    table = torch.full((batch, width), recipe.table_garbage, dtype=torch.int32)
-    for row, pages in enumerate(owned):
-        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
-    page_table.copy_(table)
+    page_table = arena.tensor("page_table", (batch, column.table_width), torch.int32)
+    page_table.fill_(recipe.table_garbage)
+    page_table[pages.row, pages.place] = pages.ids.to(torch.int32)
     seq_lens = arena.tensor("seq_lens", (batch,), torch.int32)
     seq_lens.copy_(torch.tensor(recipe.kv_lens, dtype=torch.int32))
-    out = arena.tensor("out", (rows, heads, shape.head_dim_vo), TORCH_DTYPES[column.dtypes.out])
     step = Step(
         q=q,
         k=k,
@@ -274,8 +290,105 @@ def build(
         host_kv_lens=recipe.kv_lens,
         q_len=column.q_len,
         sm_scale=shape.head_dim**-0.5,
-        k_scale=1.0,
-        v_scale=1.0,
+        k_scale=recipe.k_scale,
+        v_scale=recipe.v_scale,
         max_seq_len=column.max_context,
     )
-    return Operands(column, recipe, step, out, owned, targets)
+    return Operands(column, recipe, step, _out(arena, column, recipe), owned, targets, state, paged)
+
+
+def twin(arena: Arena, operands: Operands) -> Operands:
+    """The same launch at other addresses: q, KV pool and out of its own, page table and lengths shared.
+
+    Raises:
+        ArenaError: memory could not be mapped.
+    """
+    column, recipe, step = operands.column, operands.recipe, operands.step
+    k, v = _pool(arena, column, recipe)
+    q = _query(arena, column, recipe)
+    for mine, theirs in ((k, step.k), (v, step.v), (q, step.q)):
+        bits(mine).copy_(bits(theirs))
+    return replace(operands, step=replace(step, q=q, k=k, v=v), out=_out(arena, column, recipe))
+
+
+def _out(arena: Arena, column: Column, recipe: Recipe) -> torch.Tensor:
+    shape = column.shape
+    rows = len(recipe.kv_lens) * column.q_len
+    return arena.tensor("out", (rows, shape.num_qo_heads, shape.head_dim_vo), TORCH_DTYPES[column.dtypes.out])
+
+
+def _one_stream(device: str) -> bool:
+    """The CPU keeps the stream of the seeds that are stored already."""
+    return torch.device(device).type == "cpu"
+
+
+def _fill_on_host(
+    column: Column,
+    recipe: Recipe,
+    owned: list[list[int]],
+    generator: torch.Generator,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Fill q and the pool; returns the targets and the generator's state before the first row."""
+    page, dtype = column.shape.page_size, k.dtype
+    hostile_k = stored(HOSTILE_K, recipe.k_scale, dtype)
+    hostile_v = stored(HOSTILE_V, recipe.v_scale, dtype)
+    if recipe.fill_dead:
+        k.fill_(hostile_k)
+        v.fill_(hostile_v)
+    else:  # the tails of live pages are hostile all the same
+        live = torch.tensor([page_id for ids in owned for page_id in ids], dtype=torch.int64)
+        k[live] = hostile_k
+        v[live] = hostile_v
+    queries = torch.randn(q.shape, generator=generator)
+    if recipe.values is not Values.RANDOM:
+        queries = torch.zeros_like(queries)
+    targets = None
+    if recipe.values is Values.POSITION_ONE_HOT:
+        targets = torch.full((len(owned), column.q_len), -1, dtype=torch.int64)
+    state = generator.get_state()
+    rows = host_rows(column, recipe.kv_lens, recipe.values, generator, queries, targets)
+    for kv_len, pages, (keys, values) in zip(recipe.kv_lens, owned, rows, strict=True):
+        slots = torch.tensor(pages, dtype=torch.int64).repeat_interleave(page)[:kv_len]
+        offsets = torch.arange(kv_len) % page
+        k[slots, offsets] = quantise(keys, recipe.k_scale, dtype)
+        v[slots, offsets] = quantise(values, recipe.v_scale, dtype)
+    q.copy_(queries.to(dtype=q.dtype))
+    return targets, state
+
+
+def _fill_on_device(
+    column: Column,
+    recipe: Recipe,
+    pages: Pages,
+    generator: torch.Generator,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+) -> tuple[torch.Tensor | None, PagedContents]:
+    """Fill q and the pool without a loop over rows; returns the targets and what was written."""
+    contents = PagedContents(column, pages, recipe.values, recipe.seed)
+    contents.write(k, v, recipe.k_scale, recipe.v_scale)
+    if recipe.fill_dead:
+        fill_dead(k, v, pages.ids, recipe.k_scale, recipe.v_scale)
+    if recipe.values is Values.POSITION_UNIFORM:
+        bits(q).zero_()
+        return None, contents
+    if recipe.values is Values.RANDOM:
+        # on the host: q is small, and its stream must not be one of the pages'
+        q.copy_(torch.randn(q.shape, generator=generator))
+        return None, contents
+    targets = draw_targets(column, recipe.kv_lens, generator)
+    if len(pages.ids) == 0:
+        bits(q).zero_()
+        return targets, contents
+    page, picks = column.shape.page_size, targets.clamp(min=0).to(q.device)
+    # an empty last row starts past the end; what it reads is multiplied by zero
+    index = (pages.starts[:, None] + picks // page).clamp(max=len(pages.ids) - 1)
+    keys = bits(k)[pages.ids[index], picks % page].view(k.dtype)  # [batch, q_len, kv_heads, dim]
+    queries = torch.sign(keys.to(torch.float32)).repeat_interleave(column.shape.group, dim=2) * 8.0
+    queries *= (targets >= 0).to(q.device)[:, :, None, None]
+    q.copy_(queries.flatten(0, 1))
+    return targets, contents

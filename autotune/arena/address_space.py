@@ -2,11 +2,14 @@
 
 A GPU has 128 TiB of address space. Reserving and freeing wide holes per cell fragments it until
 ``CUDA_ERROR_OUT_OF_MEMORY``; one reservation, mapped and unmapped inside, does not. Addresses are given
-out by a bump pointer that returns to the base when nothing is mapped any more.
+out by a bump pointer that returns to the base when nothing is mapped any more; only when it has reached the
+end are freed places used again, the longest free first, so that stale pointers fault for as long as can be.
+Physical memory is kept for the next mapping of its size: creating it takes longer than mapping it.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +26,8 @@ SMALL_HOLE = 4 * GIB
 WIDE_ZONE_START = 32 * TIB
 WIDE_BEFORE = 24 * TIB
 WIDE_HOLE = 32 * TIB
+# Physical memory kept for reuse.
+KEPT_BYTES = 8 * GIB
 
 
 def driver() -> Any:
@@ -90,8 +95,13 @@ class AddressSpace:
         self.base = int(call("cuMemAddressReserve", reserved, 0, 0, 0))
         self.reserved = reserved
         self._next = self.base + SMALL_HOLE
+        self._has_wide_zone = reserved >= WIDE_ZONE_START + WIDE_HOLE
+        self._end = self.base + (WIDE_ZONE_START - WIDE_BEFORE if self._has_wide_zone else reserved)
         self._live: dict[int, Mapping] = {}
         self._wide_used = False
+        self._places: deque[tuple[int, int]] = deque()  # (address, size) of what was unmapped
+        self._kept: defaultdict[int, list[Any]] = defaultdict(list)  # physical memory by size
+        self._kept_bytes = 0
 
     def map(self, nbytes: int, *, wide: bool = False) -> Mapping:
         """Map at least ``nbytes`` with unmapped addresses on both sides.
@@ -103,17 +113,14 @@ class AddressSpace:
             ArenaError: device memory or the reservation is exhausted.
         """
         size = -(-max(nbytes, 1) // self.granularity) * self.granularity
-        wide = wide and not self._wide_used and self.reserved >= WIDE_ZONE_START + WIDE_HOLE + size
+        wide = wide and self._has_wide_zone and not self._wide_used
         if wide:
             address, before, after = self.base + WIDE_ZONE_START, WIDE_BEFORE, WIDE_HOLE
+            if WIDE_ZONE_START + size + WIDE_HOLE > self.reserved:
+                after = self.reserved - WIDE_ZONE_START - size
         else:
-            address, before, after = self._next, SMALL_HOLE, SMALL_HOLE
-            if address + size + SMALL_HOLE > self.base + WIDE_ZONE_START - WIDE_BEFORE:
-                raise ArenaError(
-                    f"the address reservation is full after {len(self._live)} mappings; "
-                    "close earlier arenas before opening more"
-                )
-        handle = call("cuMemCreate", size, self._properties, 0)
+            address, before, after = self._place(size), SMALL_HOLE, SMALL_HOLE
+        handle = self._physical(size)
         try:
             call("cuMemMap", address, size, 0, handle, 0)
             try:
@@ -129,18 +136,56 @@ class AddressSpace:
         if wide:
             self._wide_used = True
         else:
-            self._next = address + size + SMALL_HOLE
+            self._next = max(self._next, address + size + SMALL_HOLE)
         return mapping
+
+    def _place(self, size: int) -> int:
+        """An address for ``size`` bytes with a small hole on both sides."""
+        if self._next + size + SMALL_HOLE <= self._end:
+            return self._next
+        for index, (address, known) in enumerate(self._places):
+            if known >= size:
+                del self._places[index]
+                return address
+        raise ArenaError(
+            f"the address reservation is full after {len(self._live)} mappings; "
+            "close earlier arenas before opening more"
+        )
+
+    def _physical(self, size: int) -> Any:
+        kept = self._kept[size]
+        if kept:
+            self._kept_bytes -= size
+            return kept.pop()
+        try:
+            return call("cuMemCreate", size, self._properties, 0)
+        except ArenaError:
+            self.trim()
+            return call("cuMemCreate", size, self._properties, 0)
+
+    def trim(self) -> None:
+        """Give the physical memory back that is kept for reuse."""
+        for handles in self._kept.values():
+            while handles:
+                call("cuMemRelease", handles.pop())
+        self._kept_bytes = 0
 
     def unmap(self, mapping: Mapping) -> None:
         """Unmap; no kernel may still use it (synchronise first)."""
         del self._live[mapping.address]
         call("cuMemUnmap", mapping.address, mapping.size)
-        call("cuMemRelease", mapping.handle)
+        if self._kept_bytes + mapping.size <= KEPT_BYTES:
+            self._kept[mapping.size].append(mapping.handle)
+            self._kept_bytes += mapping.size
+        else:
+            call("cuMemRelease", mapping.handle)
         if mapping.wide:
             self._wide_used = False
+        else:
+            self._places.append((mapping.address, mapping.size))
         if not any(not other.wide for other in self._live.values()):
             self._next = self.base + SMALL_HOLE
+            self._places.clear()
 
     @property
     def live(self) -> tuple[Mapping, ...]:

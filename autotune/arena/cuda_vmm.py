@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.arena.address_space import AddressSpace, Mapping
+from autotune.arena.address_space import AddressSpace, Mapping, driver
 from autotune.arena.base import ArenaError, Placement
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Hostile to whoever reads it: NaN as bf16, fp16, fp32 and e4m3 (0xFF..), page id -1 as int32.
 CANARY = 0xFF
 # A KV pool is reached by page ids: it asks for the wide hole.
-POOLS = ("kv_cache", "k_cache")
+POOLS = ("kv_cache", "k_cache", "v_cache")
 # What an engine's allocator guarantees: torch's caching allocator aligns every tensor to 512 bytes, but a
 # per-layer or per-batch slice only to its rows. 16 bytes is the least that vectorised loads and TMA accept.
 DEFAULT_ALIGN = 16
@@ -62,6 +62,12 @@ class CudaVmmArena:
     guarded = True
 
     def __init__(self, placement: Placement = Placement.TAIL, slack: int = 0) -> None:
+        """Raises :class:`ArenaError` without a CUDA device or without cuda-bindings."""
+        if slack < 0:
+            raise ValueError(f"slack must not be negative, not {slack}")
+        driver()
+        if not torch.cuda.is_available():
+            raise ArenaError("the cuda_vmm arena needs a CUDA device")
         self.placement = placement
         self.slack = slack
         self._space = address_space()
@@ -89,8 +95,8 @@ class CudaVmmArena:
         return bytes_at(mapping.address + offset, nbytes).view(dtype).view(shape)
 
     def overwritten(self) -> list[str]:
-        """See :class:`autotune.arena.base.Arena`."""
-        found = []
+        """See :class:`autotune.arena.base.Arena`. Waits for the device once, whatever the operands."""
+        parts: list[tuple[str, str, torch.Tensor]] = []
         for operand in self._operands:
             whole = bytes_at(operand.mapping.address, operand.mapping.size)
             end = operand.offset + operand.nbytes
@@ -98,9 +104,18 @@ class CudaVmmArena:
                 ("before the start", whole[: operand.offset]),
                 ("after the end", whole[end:]),
             ):
-                changed = int((part != CANARY).sum()) if part.numel() else 0
-                if changed:
-                    found.append(f"{operand.name}: {changed} bytes {where}")
+                if part.numel():
+                    parts.append((operand.name, where, part))
+        if not parts:
+            return []
+        touched = torch.stack([(part != CANARY).any() for _, _, part in parts]).tolist()
+        found = []
+        for (name, where, part), hit in zip(parts, touched, strict=True):
+            if hit:
+                changed = (part != CANARY).nonzero()
+                first = int(changed[0])
+                offset = first - part.numel() if where == "before the start" else first
+                found.append(f"{name}: {len(changed)} bytes {where}, from offset {offset}")
         return found
 
     def site(self, address: int) -> str | None:
@@ -131,8 +146,12 @@ class CudaVmmArena:
         traceback: TracebackType | None,
     ) -> None:
         operands, self._operands = self._operands, []
-        # After a fault the context is dead and this raises; the process is about to be replaced anyway.
-        torch.cuda.synchronize()
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            if error is None:
+                raise
+            return  # the fault is on its way already, and the process about to be replaced
         for operand in operands:
             self._space.unmap(operand.mapping)
 

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 # The device kinds each arena serves. An arena's module is imported when it is opened.
 KINDS: dict[str, frozenset[str]] = {
+    "cuda_vmm": frozenset({"cuda"}),
     "host_mmap": frozenset({"cpu"}),
     "plain": frozenset({"cpu", "cuda"}),
 }
-GUARDED = {"cpu": "host_mmap"}
+GUARDED = {"cpu": "host_mmap", "cuda": "cuda_vmm"}
 
 
 def default_kind(device: str) -> str:
@@ -46,6 +47,10 @@ def open_arena(kind: str, device: str, placement: Placement = Placement.TAIL, sl
         from autotune.arena.plain import PlainArena
 
         return PlainArena(device, placement, slack)
+    if kind == "cuda_vmm":
+        from autotune.arena.cuda_vmm import CudaVmmArena
+
+        return CudaVmmArena(placement, slack)
     from autotune.arena.host_mmap import HostMmapArena
 
     return HostMmapArena(placement, slack)

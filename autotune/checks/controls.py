@@ -1,29 +1,59 @@
 """The controls: for each check, planted faults that it must catch, and clean kernels that it must not accuse.
 
 A control runs its own check only, after the clean kernel has passed that check in the same column. What is
-expected holds in guarded memory (``host_mmap``): elsewhere a stray access may go unseen.
+expected holds in guarded memory (``host_mmap``, ``cuda_vmm``): elsewhere a stray access may go unseen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from autotune.checks import registry
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import Shape
-from autotune.domain.verdict import FailureKind
+from autotune.domain.verdict import FailureKind, Requirement
 from autotune.routes.planted import Planted
+from autotune.routes.planted_cuda import PlantedCuda
+from autotune.routes.planted_xqa import COLUMN as XQA_COLUMN
+from autotune.routes.planted_xqa import PlantedXqa
 
-# Small, and awkward on purpose: q_len divides no tile, and no operand but the KV pool fills its memory pages,
-# so that canaries lie behind them. Several page-table entries of every row are dead.
-COLUMN = Column(Shape(4, 2, 64, 16), PROFILES["bf16"], q_len=3, batch_size=3, max_context=512)
-ONE_KV_HEAD = Column(Shape(4, 1, 64, 16), PROFILES["bf16"], q_len=3, batch_size=3, max_context=512)
-INTERVAL = Column(
-    Shape(4, 2, 64, 16), PROFILES["bf16"], q_len=3, batch_size=3, max_context=512, interval=(2, 5)
-)
+if TYPE_CHECKING:
+    from autotune.routes.base import Route
+
 KV_LENS = (64, 300)
 SEED = 20260501
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where a device's controls run.
+
+    Small, and awkward on purpose: q_len divides no tile, and no operand but the KV pool fills its memory
+    pages, so that canaries lie behind them. Several page-table entries of every row are dead.
+    """
+
+    usual: Column
+    one_kv_head: Column
+    interval: Column
+    scaled: Column
+
+
+def _columns(page_size: int) -> Columns:
+    shape, bf16 = Shape(4, 2, 64, page_size), PROFILES["bf16"]
+    return Columns(
+        usual=Column(shape, bf16, q_len=3, batch_size=3, max_context=512),
+        one_kv_head=Column(Shape(4, 1, 64, page_size), bf16, q_len=3, batch_size=3, max_context=512),
+        interval=Column(shape, bf16, q_len=3, batch_size=3, max_context=512, interval=(2, 5)),
+        scaled=Column(shape, PROFILES["fp8"], q_len=3, batch_size=3, max_context=512),
+    )
+
+
+CPU = _columns(16)
+# A page as engines have it on a GPU; of one KV head it is 8 KiB, and an id reaches 16 TiB.
+CUDA = _columns(64)
+COLUMN, ONE_KV_HEAD, INTERVAL = CPU.usual, CPU.one_kv_head, CPU.interval
 
 CLEAN = "planted-clean"
 
@@ -33,18 +63,26 @@ class Control:
     """A planted kernel and what its check must say.
 
     Attributes:
-        expected: None for a clean control: the check must pass.
+        expected: a failure kind; a requirement that a pass must carry; None for a clean control, which
+            passes without one.
+        needs: a package, as the facts name it, without which the control is left out.
     """
 
     name: str
-    route: Planted
+    route: Route
     check: str
-    expected: FailureKind | None
+    expected: FailureKind | Requirement | None
     column: Column = COLUMN
     kv_lens: tuple[int, ...] = field(default=KV_LENS)
+    needs: str | None = None
+
+    @property
+    def kind(self) -> FailureKind | None:
+        """The failure that is expected, if it is one."""
+        return self.expected if isinstance(self.expected, FailureKind) else None
 
 
-def _fault(route: str, check: str, expected: FailureKind, column: Column = COLUMN) -> Control:
+def _fault(route: str, check: str, expected: FailureKind | Requirement, column: Column = COLUMN) -> Control:
     return Control(route, Planted(route), check, expected, column)
 
 
@@ -72,10 +110,16 @@ CONTROLS: tuple[Control, ...] = (
     _fault("planted-garbage-clamped", "table_garbage", FailureKind.NAN_LEAK),
     _fault("planted-int32-offset", "scattered_pages", FailureKind.WRONG_OUTPUT),
     _fault("planted-consecutive-pages", "scattered_pages", FailureKind.WRONG_OUTPUT),
+    _fault("planted-counter-kept", "stale_state", FailureKind.WRONG_OUTPUT),
+    _fault("planted-workspace-dirty", "stale_state", FailureKind.WRONG_OUTPUT),
     _fault("planted-racing", "repeats", FailureKind.NONDETERMINISTIC),
     _fault("planted-racing-documented", "repeats", FailureKind.WRONG_OUTPUT),
+    _fault("planted-nan-tail", "nan_pool", Requirement.FINITE_POOL),
     _fault("planted-query-stride", "strides", FailureKind.WRONG_OUTPUT),
     _fault("planted-head-stride", "strides", FailureKind.WRONG_OUTPUT, ONE_KV_HEAD),
+    _fault("planted-value-scale-ignored", "scales", FailureKind.WRONG_OUTPUT, CPU.scaled),
+    _fault("planted-scales-swapped", "scales", FailureKind.WRONG_OUTPUT, CPU.scaled),
+    _fault("planted-scale-kept", "scales", FailureKind.WRONG_OUTPUT, CPU.scaled),
     # these end the process
     _fault("planted-read-past-end", "reference", FailureKind.ILLEGAL_ACCESS),
     _fault("planted-read-before-start", "reference", FailureKind.ILLEGAL_ACCESS),
@@ -90,27 +134,96 @@ CONTROLS: tuple[Control, ...] = (
 )
 
 
+def _gpu(fault: str, check: str, expected: FailureKind | Requirement, column: Column = CUDA.usual) -> Control:
+    name = f"planted-cuda-{fault}"
+    return Control(name, PlantedCuda(name), check, expected, column)
+
+
+# A Triton kernel with the faults of the CPU's and those that only a GPU has. An access outside has no address
+# there, so whatever faults is an illegal access.
+CUDA_CONTROLS: tuple[Control, ...] = (
+    _gpu("scale-dropped", "reference", FailureKind.WRONG_OUTPUT),
+    _gpu("localized-error", "reference", FailureKind.WRONG_OUTPUT),
+    _gpu("misplaced-rows", "reference", FailureKind.WRONG_OUTPUT),
+    _gpu("canary-write", "reference", FailureKind.OUT_OF_BOUNDS_WRITE),
+    _gpu("raises", "reference", FailureKind.LAUNCH_ERROR),
+    _gpu("full-mask", "position_coded", FailureKind.WRONG_OUTPUT),
+    _gpu("mask-short", "position_coded", FailureKind.WRONG_OUTPUT),
+    _gpu("value-page", "position_coded", FailureKind.WRONG_OUTPUT),
+    _gpu("unwritten-tail", "poisoned_output", FailureKind.UNWRITTEN_OUTPUT),
+    _gpu("writes-nan", "poisoned_output", FailureKind.NAN_LEAK),
+    _gpu("reads-output", "poisoned_output", FailureKind.NAN_LEAK),
+    _gpu("extra-row", "poisoned_output", FailureKind.OUT_OF_BOUNDS_WRITE),
+    _gpu("scribbled-input", "poisoned_output", FailureKind.OUT_OF_BOUNDS_WRITE),
+    _gpu("page-edge", "ragged_lengths", FailureKind.WRONG_OUTPUT),
+    _gpu("stale-batch", "interior_batch", FailureKind.WRONG_OUTPUT, CUDA.interval),
+    _gpu("pad-nan", "padded_rows", FailureKind.NAN_LEAK),
+    _gpu("pad-skipped", "padded_rows", FailureKind.UNWRITTEN_OUTPUT),
+    _gpu("garbage-clamped", "table_garbage", FailureKind.NAN_LEAK),
+    _gpu("int32-offset", "scattered_pages", FailureKind.WRONG_OUTPUT),
+    _gpu("consecutive-pages", "scattered_pages", FailureKind.WRONG_OUTPUT),
+    _gpu("counter-kept", "stale_state", FailureKind.WRONG_OUTPUT),
+    _gpu("workspace-dirty", "stale_state", FailureKind.WRONG_OUTPUT),
+    _gpu("graph-lengths", "graph_replay", FailureKind.WRONG_OUTPUT),
+    _gpu("graph-batch", "graph_replay", FailureKind.WRONG_OUTPUT),
+    _gpu("racing", "repeats", FailureKind.NONDETERMINISTIC),
+    _gpu("nan-tail", "nan_pool", Requirement.FINITE_POOL),
+    _gpu("query-stride", "strides", FailureKind.WRONG_OUTPUT),
+    _gpu("head-stride", "strides", FailureKind.WRONG_OUTPUT, CUDA.one_kv_head),
+    _gpu("value-scale-ignored", "scales", FailureKind.WRONG_OUTPUT, CUDA.scaled),
+    _gpu("scales-swapped", "scales", FailureKind.WRONG_OUTPUT, CUDA.scaled),
+    # these end the process
+    _gpu("read-past-end", "reference", FailureKind.ILLEGAL_ACCESS),
+    _gpu("read-before-start", "reference", FailureKind.ILLEGAL_ACCESS),
+    _gpu("tail-padding", "reference", FailureKind.ILLEGAL_ACCESS),
+    _gpu("write-past-end", "reference", FailureKind.ILLEGAL_ACCESS),
+    _gpu("library-overrun", "reference", FailureKind.ILLEGAL_ACCESS),
+    _gpu("misaligned", "reference", FailureKind.MISALIGNED),
+    _gpu("trap", "reference", FailureKind.LAUNCH_ERROR),
+    _gpu("narrow-table", "ragged_lengths", FailureKind.ILLEGAL_ACCESS),
+    _gpu("garbage-followed", "table_garbage", FailureKind.ILLEGAL_ACCESS),
+    Control(
+        "planted-xqa-narrow-table",
+        PlantedXqa("planted-xqa-narrow-table"),
+        "ragged_lengths",
+        FailureKind.ILLEGAL_ACCESS,
+        XQA_COLUMN,
+        needs="flashinfer",
+    ),
+    _gpu("hang", "reference", FailureKind.HANG),
+)
+BY_DEVICE = {"cpu": CONTROLS, "cuda": CUDA_CONTROLS}
+
+
 def clean(control: Control) -> Control:
     """The clean control that must pass before ``control`` counts: same check, same column."""
-    return Control(CLEAN, Planted(CLEAN), control.check, None, control.column, control.kv_lens)
+    route: Route = Planted(CLEAN)
+    if isinstance(control.route, PlantedCuda):
+        route = PlantedCuda("planted-cuda-clean")
+    elif isinstance(control.route, PlantedXqa):
+        route = PlantedXqa("planted-xqa-clean")
+    return Control(
+        route.name, route, control.check, None, control.column, control.kv_lens, needs=control.needs
+    )
 
 
 def controls(only: str | None = None, device: str = "cpu") -> tuple[Control, ...]:
-    """Clean controls, each before the faults of its check and column; then all in the order of ``CONTROLS``.
+    """Clean controls, each before the faults of its check and column; then all in their table's order.
 
     Args:
         only: one check's controls; None: every check's.
+        device: ``cpu`` or ``cuda``. Some checks run on one of them only.
 
     Raises:
         UnknownCheckError: ``only`` names no check.
         ValueError: there are no planted kernels for ``device``.
     """
-    if device != "cpu":
-        raise ValueError(f"there are no planted kernels for {device!r}, only for cpu")
+    if device not in BY_DEVICE:
+        raise ValueError(f"there are no planted kernels for {device!r}, only for {', '.join(BY_DEVICE)}")
     if only is not None:
         registry.get(only)
     chosen: list[Control] = []
-    for control in CONTROLS:
+    for control in BY_DEVICE[device]:
         if only in (None, control.check):
             first = clean(control)
             if first not in chosen:

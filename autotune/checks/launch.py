@@ -9,12 +9,15 @@ ends the check. In the order in which they are looked for, because the earlier o
 ``wrong_output``         an error above the bound of ``checks.oracle``
 
 An exception that the route raises for a legal call is ``launch_error``. Running out of memory, or of address
-space, is ``unproven`` and accuses nobody. A device error that PyTorch reports (CUDA's are asynchronous and
-stick to the process) is raised on: the worker names it and replaces the process, as for a signal.
+space, is ``unproven`` and accuses nobody. CUDA's errors are asynchronous, stick to the process and often
+surface under another name: every step waits for the device before it ends, so that a fault belongs to its
+launch, and whatever the device then reports is raised on. The worker names it and replaces the process, as
+for a signal.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -23,10 +26,12 @@ from zlib import crc32
 
 import torch
 
+from autotune.arena import cuda_allocator
 from autotune.arena.base import ArenaError, Placement
 from autotune.arena.operands import Operands, Recipe, build, capacity_of, pool_pages
 from autotune.checks import oracle
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
+from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Need
 
 if TYPE_CHECKING:
@@ -39,6 +44,12 @@ if TYPE_CHECKING:
 POISON_BITS = {1: 0x7F, 2: 0x7FD5, 4: 0x7FD5A5A5, 8: 0x7FFD5A5A5A5A5A5A}
 # A finite poison far outside the live range (V is below 6, codes below 9, hostile values are 320 at most).
 POISON_MAGIC = {1: 0x7E, 2: 0x5BD5, 4: 0x5BD5A5A5, 8: 0x5BD5A5A5A5A5A5A5}
+# What the CUDA runtime, the driver and the libraries that quote them say of an error that stays.
+_STICKY = re.compile(
+    r"CUDA error|cudaError|CUDA_ERROR_|illegal memory access|misaligned address|illegal instruction|"
+    r"unspecified launch failure|device-side assert",
+    re.IGNORECASE,
+)
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -79,15 +90,32 @@ def is_device_error(error: BaseException) -> bool:
     accelerator = getattr(torch, "AcceleratorError", None)  # torch >= 2.8
     if accelerator is not None and isinstance(error, accelerator):
         return True
-    return isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return isinstance(error, RuntimeError) and _STICKY.search(str(error)) is not None
 
 
 @contextmanager
-def _calling(what: str) -> Iterator[None]:
-    """Turn an exception of the route into a ``launch_error``, unless it is not the route's fault."""
+def calling(trial: Trial, what: str) -> Iterator[None]:
+    """Journal a step of the route and wait for its end on the device.
+
+    An exception becomes a ``launch_error``, unless it is not the route's fault. What the route allocates
+    through torch meanwhile is guarded, where the process has the allocator for it.
+
+    Raises:
+        FindingError: ``launch_error``.
+        RuntimeError: a device error, whatever the exception that it surfaced as.
+    """
+    trial.launched(what)
+    on_device = trial.device != "cpu"
     try:
-        yield
+        with cuda_allocator.guarding():
+            yield
+        if on_device:
+            torch.cuda.synchronize(trial.device)
+            # nothing of the route runs any more: what happens until the next step is ours
+            trial.launched("")
     except Exception as error:
+        if on_device:
+            torch.cuda.synchronize(trial.device)
         if isinstance(error, ArenaError) or is_out_of_memory(error) or is_device_error(error):
             raise
         message = " ".join(str(error).split()) or "no message"
@@ -128,8 +156,17 @@ class Opened:
             operands.step.host_kv_lens = None
         return operands
 
-    def fire(self, operands: Operands, label: str, patterns: dict[int, int] = POISON_BITS) -> None:
+    def fire(
+        self,
+        operands: Operands,
+        label: str,
+        patterns: dict[int, int] = POISON_BITS,
+        run: Callable[[], None] | None = None,
+    ) -> None:
         """Poison ``out``, prepare, run and wait; look for writes outside the operands.
+
+        Args:
+            run: replaces the session's own ``run`` (a graph's replay).
 
         Raises:
             FindingError: the route raised (``launch_error``) or wrote outside (``out_of_bounds_write``).
@@ -137,12 +174,12 @@ class Opened:
         stage = self.stage
         poison(operands.out, patterns)
         text = stage.describe(label, operands.recipe.kv_lens)
-        stage.trial.launched(text)
-        with _calling(text):
+        with calling(stage.trial, text):
             self.session.prepare(operands.step)
-            self.session.run(operands.out)
-            if operands.out.is_cuda:
-                torch.cuda.synchronize(operands.out.device)
+            if run is None:
+                self.session.run(operands.out)
+            else:
+                run()
         stage.tally.launches += 1
         if places := self.arena.overwritten():
             raise FindingError(FailureKind.OUT_OF_BOUNDS_WRITE, f"{'; '.join(places[:3])} ({text})")
@@ -223,12 +260,15 @@ class Stage:
     placement: Placement
     tally: Tally
     limits: list[str] = field(default_factory=list)
+    requires: list[str] = field(default_factory=list)
 
     @property
-    def arithmetic(self) -> oracle.Arithmetic:
+    def arithmetic(self) -> Arithmetic:
         """The route's own, or fp32 where it declares none."""
         declared = getattr(self.trial.route, "arithmetic", None)
-        return declared if isinstance(declared, oracle.Arithmetic) else oracle.Arithmetic()
+        if callable(declared):
+            declared = declared(self.trial.column, self.trial.facts)
+        return declared if isinstance(declared, Arithmetic) else Arithmetic()
 
     @property
     def bound(self) -> float:
@@ -263,8 +303,7 @@ class Stage:
                 return arena.tensor(name, shape, dtype)
 
             what = f"{self.check}/{self.placement.value}: open for {rows} rows, {capacity.num_pages} pages"
-            trial.launched(what)
-            with _calling(what):
+            with calling(trial, what):
                 session = trial.route.open(capacity, allocate)
             try:
                 yield Opened(self, arena, session)
@@ -272,7 +311,7 @@ class Stage:
                 with suppress(Exception):  # the first error is the one to tell
                     session.close()
                 raise
-            with _calling(f"{self.check}/{self.placement.value}: close"):
+            with calling(trial, f"{self.check}/{self.placement.value}: close"):
                 session.close()
 
     def one_pool(self, recipes: Sequence[Recipe]) -> list[Recipe]:
@@ -300,6 +339,7 @@ def conduct(check: Check, trial: Trial, body: Callable[[Stage], None]) -> CheckR
         BaseException: only what the worker must see itself: device errors, interrupts, faults of ours.
     """
     tally, done, limits = Tally(), [], []
+    requires: set[str] = set()
     outcome = CheckResult(check.name, check.version, CheckStatus.PASSED, trial.seed)
     for placement in Placement:
         stage = Stage(check.name, trial, placement, tally)
@@ -315,12 +355,14 @@ def conduct(check: Check, trial: Trial, body: Callable[[Stage], None]) -> CheckR
                 raise
             outcome = _unproven(outcome, UnprovenReason.OUT_OF_MEMORY, error)
         limits += [limit for limit in stage.limits if limit not in limits]
+        requires.update(stage.requires)
         if outcome.status is not CheckStatus.PASSED:
             break
     return replace(
         outcome,
         launches=tally.launches,
         worst_error=tally.worst_error,
+        requires=tuple(sorted(requires)),
         limits=tuple(limits),
         placements=tuple(done),
         slack=trial.slack,

@@ -20,6 +20,7 @@ S * sqrt(5) * u(s)    logits rounded to s: delta_i = |logit_i| u(s), and a stand
                       with p_i^2 ~ exp(2 logit_i) has mean 2 and variance 1, a mean square of 5. fp32 in every
                       kernel that does not say otherwise
 S * u(o)              partial outputs of a KV split stored in o; fp32 unless said otherwise
+S * 0.3 L * u(q')     the query is quantised to q' where the kernel does that: see below
 S * L * a * u(fp32)   accumulation in fp32, a = sqrt(head_dim) for a logit + 2 sqrt(n) for the n-term sums
                       of weights and outputs + 16 for exp (two ulp, and the rounding of an argument up to 12)
 ====================  =======================================================================================
@@ -27,6 +28,17 @@ S * L * a * u(fp32)   accumulation in fp32, a = sqrt(head_dim) for a logit + 2 s
 S = exp(6 / sqrt(head_dim_vo)) is six standard deviations of the ratio of two independent norms over
 head_dim_vo normal elements (the F distribution's square root). L = 6: by Higham and Mary (SIAM J. Sci.
 Comput. 41, 2019) a sum of n terms errs by less than L sqrt(n) u but for a chance of 2n exp(-L^2/2).
+
+A query rounded element by element to q' moves a logit by ``sum q_d eps_d k_d / sqrt(head_dim)``: a normal
+number with the standard deviation of eps, 0.42 u(q') (a uniform error over a log-uniform mantissa). The sum
+of weights takes out what all tokens share, which leaves a row that sees one token no error, and one that
+sees two equal ones ``0.71 |z| 0.42 u(q')`` for a standard normal z; more tokens average. With |z| up to L
+that is 0.3 L u(q'). Rounding the query and rounding the weights are independent: their squares add.
+
+The reference reads K and V as they are stored. Their quantisation is the engine's choice and the same for
+every route, so it belongs to the checkpoint's accuracy, not to a kernel's: with it (about 0.04 for e4m3) the
+bound would be eight times as wide and hide what it is there to see. What a route quantises *itself*, the
+query or the weights, counts in full.
 
 What the bound can see: a mask wrong by one token moves the output by about ``1 / sqrt(e * kv_len)`` of its
 norm, the worst of many rows several times that. Of 20 launches of one row of 8 heads in bf16 (bound 0.012 at
@@ -41,6 +53,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
+from autotune.routes.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from autotune.arena.operands import Operands
@@ -57,25 +71,10 @@ UNIT_ROUNDOFF = {
 
 LIKELY = 6.0  # L and the standard deviations in S above
 EXP_ULPS = 16.0
+QUERY_SPREAD = 0.3  # of L u(q'): 0.71 * 0.42, see above
 
-
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """Types in which a kernel holds what it does not return.
-
-    A route whose kernel departs from fp32 logits and partial outputs says so with an attribute
-    ``arithmetic``; the bound widens by exactly that rounding.
-
-    Attributes:
-        logits: q.k before the softmax.
-        weights: the softmax's result as it feeds the second product; None: the finer of the query's and the
-            KV's types.
-        partials: per-split outputs before they are merged.
-    """
-
-    logits: str = "fp32"
-    weights: str | None = None
-    partials: str = "fp32"
+# Bytes of K and V in fp64 that one block of the reference may take: caches on the CPU, launches on a GPU.
+BLOCK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,8 @@ def reference(operands: Operands) -> torch.Tensor:
     """Attention in fp64: [rows, num_qo_heads, head_dim_vo], on the operands' device.
 
     Lengths are taken from the recipe, page ids from ``operands.pages``: what the launch *means*, not what its
-    metadata happen to hold.
+    metadata happen to hold. Requests of like length go together, long ones block by block of tokens, so that
+    neither a batch of 256 nor 131072 tokens makes a tensor of many GiB.
 
     Raises:
         NotImplementedError: the shape has a feature that this oracle does not model (attention sinks).
@@ -108,32 +108,98 @@ def reference(operands: Operands) -> torch.Tensor:
     if shape.sinks:
         raise NotImplementedError("the oracle does not model attention sinks")
     device = step.q.device
-    heads, kv_heads, group = shape.num_qo_heads, shape.num_kv_heads, shape.group
-    out = torch.empty((step.q.shape[0], heads, shape.head_dim_vo), dtype=torch.float64, device=device)
-    for row, kv_len in enumerate(operands.recipe.kv_lens):
-        spans = [visible(kv_len, q_len, i, shape.window_left) for i in range(q_len)]
-        low = min(first for first, _ in spans)
-        first_page = low // shape.page_size
-        base = first_page * shape.page_size
-        high = max(end for _, end in spans)
-        pages = torch.tensor(operands.pages[row][first_page:], device=device)
-        # [kv_heads, tokens, dim]; converted before the permutation, so that fp64 is laid out once
-        k = step.k[pages].flatten(0, 1)[low - base : high - base].to(torch.float64).transpose(0, 1)
-        v = step.v[pages].flatten(0, 1)[low - base : high - base].to(torch.float64).transpose(0, 1)
-        q = step.q[row * q_len : (row + 1) * q_len].to(torch.float64)
-        q = q.reshape(q_len, kv_heads, group, shape.head_dim).permute(1, 0, 2, 3).flatten(1, 2)
-        logits = torch.matmul(q, k.transpose(1, 2)).mul_(step.sm_scale * step.k_scale)
+    out = torch.empty(
+        (step.q.shape[0], shape.num_qo_heads, shape.head_dim_vo), dtype=torch.float64, device=device
+    )
+    token_bytes = shape.num_kv_heads * (shape.head_dim + shape.head_dim_vo) * 8
+    most = max(shape.page_size, BLOCK_BYTES[device.type] // token_bytes)
+    for requests in _groups(operands, most):
+        rows = (torch.tensor(requests)[:, None] * q_len + torch.arange(q_len)).flatten().to(device)
+        out[rows] = _attend(operands, requests, rows, most)
+    return out
+
+
+def _span(operands: Operands, request: int) -> tuple[int, int]:
+    """First page and number of pages that the queries of ``request`` see."""
+    column, kv_len = operands.column, operands.recipe.kv_lens[request]
+    first, _ = visible(kv_len, column.q_len, 0, column.shape.window_left)
+    _, end = visible(kv_len, column.q_len, column.q_len - 1, column.shape.window_left)
+    page = column.shape.page_size
+    return first // page, -(-end // page) - first // page
+
+
+def _groups(operands: Operands, most: int) -> list[list[int]]:
+    """Requests cut into groups of like length: padded to its longest, a group has at most ``most`` tokens."""
+    page = operands.column.shape.page_size
+    lengths = [_span(operands, request)[1] * page for request in range(len(operands.recipe.kv_lens))]
+    groups: list[list[int]] = []
+    for request in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if groups and (len(groups[-1]) + 1) * lengths[request] <= min(most, 4 * _sum(lengths, groups[-1])):
+            groups[-1].append(request)
+        else:
+            groups.append([request])
+    return groups
+
+
+def _sum(lengths: list[int], requests: list[int]) -> int:
+    return sum(lengths[request] for request in requests)
+
+
+def _attend(operands: Operands, requests: list[int], rows: torch.Tensor, most: int) -> torch.Tensor:
+    """The reference of some requests: [len(rows), num_qo_heads, head_dim_vo]. Softmax block by block."""
+    column, step = operands.column, operands.step
+    shape, q_len, count, device = column.shape, column.q_len, len(requests), step.q.device
+    page, heads, group = shape.page_size, shape.num_kv_heads, shape.group
+    spans = [_span(operands, request) for request in requests]
+    width = max(pages for _, pages in spans)
+    table = torch.zeros((count, width), dtype=torch.int64)
+    for index, (request, (first, pages)) in enumerate(zip(requests, spans, strict=True)):
+        # past its end a request repeats its first page: any page will do, its tokens are masked
+        table[index] = operands.pages[request][first]
+        table[index, :pages] = torch.as_tensor(operands.pages[request][first : first + pages])
+    limits = torch.tensor(
+        [
+            [visible(operands.recipe.kv_lens[r], q_len, i, shape.window_left) for i in range(q_len)]
+            for r in requests
+        ]
+    )
+    limits -= torch.tensor([first * page for first, _ in spans])[:, None, None]
+    table, limits = table.to(device), limits.to(device)
+    low, high = limits[..., 0], limits[..., 1]  # [count, q_len], counted from the request's first page here
+
+    q = step.q[rows].to(torch.float64).view(count, q_len, heads, group, shape.head_dim)
+    q = q.permute(0, 2, 1, 3, 4).reshape(count, heads, q_len * group, shape.head_dim)
+    q = q * (step.sm_scale * step.k_scale)
+    top = torch.full((count, heads, q_len * group, 1), -math.inf, dtype=torch.float64, device=device)
+    total = torch.zeros_like(top)
+    acc = torch.zeros((*top.shape[:3], shape.head_dim_vo), dtype=torch.float64, device=device)
+    stride = max(1, most // (count * page))
+    for start in range(0, width, stride):
+        ids = table[:, start : start + stride]
+        tokens = ids.shape[1] * page
+        # [count, heads, tokens, dim]
+        k = step.k[ids].to(torch.float64).flatten(1, 2).transpose(1, 2)
+        logits = torch.matmul(q, k.transpose(2, 3))
         if shape.soft_cap > 0.0:
             logits = torch.tanh(logits / shape.soft_cap) * shape.soft_cap
-        logits = logits.view(kv_heads, q_len, group, high - low)
-        for i, (first, end) in enumerate(spans):
-            logits[:, i, :, : first - low] = -math.inf
-            logits[:, i, :, end - low :] = -math.inf
-        weights = torch.softmax(logits, dim=-1).flatten(1, 2)
-        result = torch.matmul(weights, v).mul_(step.v_scale)
-        result = result.view(kv_heads, q_len, group, shape.head_dim_vo).permute(1, 0, 2, 3)
-        out[row * q_len : (row + 1) * q_len] = result.reshape(q_len, heads, shape.head_dim_vo)
-    return out
+        at = torch.arange(start * page, start * page + tokens, device=device)
+        hidden = (at < low[..., None]) | (at >= high[..., None])  # [count, q_len, tokens]
+        hidden = hidden[:, None, :, None].expand(-1, heads, -1, group, -1).reshape(logits.shape)
+        logits.masked_fill_(hidden, -math.inf)
+        new_top = torch.maximum(top, logits.amax(dim=-1, keepdim=True))
+        # a row that has seen nothing yet keeps -inf: its weights are zero, not exp(-inf + inf)
+        base = torch.where(new_top == -math.inf, torch.zeros_like(new_top), new_top)
+        weights = torch.exp(logits.sub_(base))
+        shrink = torch.exp(top - base)
+        total = total * shrink + weights.sum(dim=-1, keepdim=True)
+        v = step.v[ids].to(torch.float64).flatten(1, 2).transpose(1, 2)
+        # 0 x NaN is NaN: what no query of the request sees is taken out
+        unseen = (at < low.amin(dim=1)[:, None]) | (at >= high.amax(dim=1)[:, None])  # [count, tokens]
+        v = v.masked_fill(unseen[:, None, :, None], 0.0)
+        acc = acc * shrink + torch.matmul(weights, v)
+        top = new_top
+    result = (acc / total).mul_(step.v_scale).view(count, heads, q_len, group, shape.head_dim_vo)
+    return result.permute(0, 2, 1, 3, 4).reshape(count * q_len, heads * group, shape.head_dim_vo)
 
 
 def worst(out: torch.Tensor, ref: torch.Tensor) -> Worst:
@@ -169,7 +235,8 @@ def weights_roundoff(column: Column, arithmetic: Arithmetic) -> float:
     """Unit roundoff of the softmax's result as it feeds the second product."""
     if arithmetic.weights is not None:
         return roundoff(arithmetic.weights)
-    return min(roundoff(column.dtypes.q), roundoff(column.dtypes.kv))
+    query = arithmetic.query or column.dtypes.q
+    return min(roundoff(query), roundoff(column.dtypes.kv))
 
 
 def bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
@@ -182,8 +249,11 @@ def bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
     shape = column.shape
     spread = math.exp(LIKELY / math.sqrt(shape.head_dim_vo))
     accumulation = math.sqrt(shape.head_dim) + 2 * math.sqrt(column.max_context) + EXP_ULPS
+    query = 0.0
+    if arithmetic.query is not None and roundoff(arithmetic.query) > roundoff(column.dtypes.q):
+        query = QUERY_SPREAD * LIKELY * roundoff(arithmetic.query)
     inner = (
-        weights_roundoff(column, arithmetic)
+        math.hypot(weights_roundoff(column, arithmetic), query)
         + math.sqrt(5) * roundoff(arithmetic.logits)
         + roundoff(arithmetic.partials)
         + LIKELY * accumulation * roundoff("fp32")

@@ -37,25 +37,26 @@ class PaddedRows:
         trial, size = stage.trial, stage.trial.column.batch_size
         rng = random.Random(stage.seed(0))
         pads = [trial.pad_value, trial.pad_value + trial.column.q_len]
-        pads = [pad for pad in pads if pad <= trial.column.max_context]
+        pads = [value for value in pads if value <= trial.column.max_context]
         live_counts = [(size + 1) // 2, 0] if size > 1 else [0]
-        cases = [(pad, live) for pad in pads for live in live_counts]
+        cases = [(value, live) for value in pads for live in live_counts]
         recipes = []
-        for index, (pad, live) in enumerate(cases):
-            # a row needs a token to be built; `_pad` then writes the engine's value, which may be 0
-            kv_lens = (*lengths.short(trial, rng, live), *[max(1, pad)] * (size - live))
+        for index, (value, live) in enumerate(cases):
+            # a row needs a token to be built; `pad` then writes the engine's value, which may be 0
+            kv_lens = (*lengths.short(trial, rng, live), *[max(1, value)] * (size - live))
             recipes.append(Recipe(kv_lens, seed=stage.seed(index + 1)))
         with stage.opened(max(recipes, key=lambda recipe: sum(recipe.kv_lens))) as opened:
-            for (pad, live), recipe in zip(cases, recipes, strict=True):
+            for (value, live), recipe in zip(cases, recipes, strict=True):
                 operands = opened.build(recipe)
-                _pad(operands, live, pad)
-                label = f"{size - live} of {size} rows padded with {pad}"
+                pad(operands, live, value)
+                label = f"{size - live} of {size} rows padded with {value}"
                 opened.launch(operands, label, live=range(live))
 
 
-def _pad(operands: Operands, live: int, pad: int) -> None:
+def pad(operands: Operands, live: int, value: int) -> None:
+    """Turn all but the first ``live`` requests into padded rows of length ``value``, as an engine does."""
     step = operands.step
-    step.seq_lens[live:] = pad
+    step.seq_lens[live:] = value
     step.page_table[live:] = 0
     if step.host_kv_lens is not None:
-        step.host_kv_lens = (*step.host_kv_lens[:live], *[pad] * (step.batch_size - live))
+        step.host_kv_lens = (*step.host_kv_lens[:live], *[value] * (step.batch_size - live))

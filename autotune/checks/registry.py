@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.checks.graph_replay import GraphReplay
 from autotune.checks.interior_batch import InteriorBatch
+from autotune.checks.nan_pool import NanPool
 from autotune.checks.padded_rows import PaddedRows
 from autotune.checks.poisoned_output import PoisonedOutput
 from autotune.checks.position_coded import PositionCoded
 from autotune.checks.ragged_lengths import RaggedLengths
 from autotune.checks.reference import Reference
 from autotune.checks.repeats import Repeats
+from autotune.checks.scales import Scales
 from autotune.checks.scattered_pages import ScatteredPages
+from autotune.checks.stale_state import StaleState
 from autotune.checks.strides import Strides
 from autotune.checks.table_garbage import TableGarbage
 
@@ -28,8 +32,12 @@ CHECKS: tuple[Check, ...] = (
     PaddedRows(),
     TableGarbage(),
     ScatteredPages(),
+    StaleState(),
+    GraphReplay(),
     Repeats(),
+    NanPool(),
     Strides(),
+    Scales(),
 )
 
 
@@ -57,8 +65,13 @@ def get(name: str) -> Check:
 def expected(column: Column, device: str) -> tuple[str, ...]:
     """Names of the checks that a proof of ``column`` needs on ``device`` (``cpu`` or ``cuda``).
 
-    Every check runs on every device; ``interior_batch`` only for a column that stands for an interval. A
-    check that says nothing about a trial (``Check.applies``) leaves a ``not_applicable`` row.
+    ``interior_batch`` is for a column that stands for an interval, ``graph_replay`` for a device that has
+    graphs; every other check runs everywhere. One that says nothing about a trial (``Check.applies``)
+    leaves a ``not_applicable`` row.
     """
-    del device  # device-specific checks (graph replay, sanitizer) will ask for it
-    return tuple(name for name in names() if name != "interior_batch" or column.interval is not None)
+    left_out = set()
+    if column.interval is None:
+        left_out.add("interior_batch")
+    if device.partition(":")[0] != "cuda":
+        left_out.add("graph_replay")
+    return tuple(name for name in names() if name not in left_out)

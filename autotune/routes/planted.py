@@ -93,6 +93,10 @@ class CleanSession:
         """Softmax scale."""
         return self.step.sm_scale * self.step.k_scale
 
+    def value_scale(self) -> float:
+        """Scale of the result."""
+        return self.step.v_scale
+
     def visible(self, kv_len: int, i: int) -> int:
         """Tokens before the one at which query ``i`` stops seeing."""
         return max(1, kv_len - self.q_len + i + 1)
@@ -111,7 +115,7 @@ class CleanSession:
             first = max(0, end - 1 - shape.window_left) if shape.window_left >= 0 else 0
             logits[i, :, :, :first] = -torch.inf
             logits[i, :, :, max(0, end) :] = -torch.inf
-        result = torch.einsum("ihgn,nhd->ihgd", torch.softmax(logits, dim=-1), v) * self.step.v_scale
+        result = torch.einsum("ihgn,nhd->ihgd", torch.softmax(logits, dim=-1), v) * self.value_scale()
         return self.finish(row, result.flatten(1, 2))
 
     def finish(self, row: int, result: torch.Tensor) -> torch.Tensor:
@@ -308,7 +312,73 @@ class _HeadStride(CleanSession):
         return k.as_strided(k.shape, strides)[pages].flatten(0, 1)[:kv_len].float()
 
 
+@_plant("value-scale-ignored")
+class _ValueScaleIgnored(CleanSession):
+    """V is taken as stored."""
+
+    def value_scale(self) -> float:
+        return 1.0
+
+
+@_plant("scales-swapped")
+class _ScalesSwapped(CleanSession):
+    """One scale for both caches, K's."""
+
+    def value_scale(self) -> float:
+        return self.step.k_scale
+
+
+@_plant("scale-kept")
+class _ScaleKept(CleanSession):
+    """V's scale is read once, when the first step is prepared."""
+
+    def value_scale(self) -> float:
+        self.first: float = getattr(self, "first", self.step.v_scale)
+        return self.first
+
+
+@_plant("counter-kept")
+class _CounterKept(CleanSession):
+    """The counter of finished KV splits is not reset: later launches merge one split less."""
+
+    counter = 0
+
+    def run(self, out: torch.Tensor) -> None:
+        self.late = self.counter > 0
+        super().run(out)
+        self.counter += max(self.lens) > 2 * self.shape.page_size
+
+    def finish(self, row: int, result: torch.Tensor) -> torch.Tensor:
+        return result * 0.5 if self.late else result
+
+
+@_plant("workspace-dirty")
+class _WorkspaceDirty(CleanSession):
+    """The part of the workspace that is documented as zero between launches is not: the next user's loss."""
+
+    def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        super().__init__(capacity, allocate)
+        semaphores = allocate("semaphores", (16,), torch.int32)
+        semaphores.zero_()
+        self.zero_after = (semaphores,)
+
+    def run(self, out: torch.Tensor) -> None:
+        super().run(out)
+        self.zero_after[0][3] += 1
+
+
 # --- NaN, missing and stray writes
+
+
+@_plant("nan-tail")
+class _NanTail(CleanSession):
+    """V is multiplied by the weights of a whole last page, those past the end zero: 0 * NaN."""
+
+    def attend(self, row: int) -> torch.Tensor:
+        kv_len, page = self.lens[row], self.shape.page_size
+        last = self.page_ids(row, -(-kv_len // page))[-1]
+        dead = self.step.v[last, kv_len % page or page :].float()
+        return super().attend(row) + (dead * 0.0).sum()
 
 
 @_plant("unwritten-tail")

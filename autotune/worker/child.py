@@ -122,12 +122,19 @@ class PipeChannel:
 
 
 def serve(
-    device: str, conn: Connection, fault_fd: InheritedFd, output_fd: InheritedFd, mark_fd: InheritedFd
+    device: str,
+    guard_allocations: bool,
+    conn: Connection,
+    fault_fd: InheritedFd,
+    output_fd: InheritedFd,
+    mark_fd: InheritedFd,
 ) -> None:
     """Entry point of the child process.
 
     Args:
-        device: torch device string; a ``cpu`` child locates faults in the host arena's holes.
+        device: torch device string; a ``cpu`` child locates faults in the host arena's holes. A CUDA fault
+            has no address that a process can learn, only the launch that it is put down to.
+        guard_allocations: CUDA only: guard what a route allocates through torch.
         fault_fd: the fault handler writes its line here.
         output_fd: takes stdout and stderr.
         mark_fd: one page shared with the parent; see :meth:`PipeChannel.among`.
@@ -147,6 +154,10 @@ def serve(
         from autotune.arena import fault
 
         fault.install(fault_fd.number)
+    elif guard_allocations:
+        from autotune.arena import cuda_allocator
+
+        cuda_allocator.install()  # its callbacks must not outlive us: this process ends by os._exit
     try:
         conn.send(Ready(preloaded))
         while True:

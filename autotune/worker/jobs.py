@@ -33,8 +33,10 @@ TAIL_PADDING = 512
 # One check of one column takes seconds; this only ends what no step watchdog sees.
 PROVE_TIMEOUT_S = 300.0
 PLANTED = "planted-"
-# How checks journal that they open a session (autotune.checks.launch).
-_OPENING = ": open for "
+PLANTED_CUDA = "planted-cuda-"
+PLANTED_XQA = "planted-xqa-"
+# How checks journal that they open and close a session (autotune.checks.launch): no launches.
+_OPENING, _CLOSING = ": open for ", ": close"
 
 
 def child_route(name: str) -> Route:
@@ -43,6 +45,14 @@ def child_route(name: str) -> Route:
     Raises:
         ValueError: there is none.
     """
+    if name.startswith(PLANTED_XQA):
+        from autotune.routes.planted_xqa import PlantedXqa
+
+        return PlantedXqa(name)
+    if name.startswith(PLANTED_CUDA):
+        from autotune.routes.planted_cuda import PlantedCuda
+
+        return PlantedCuda(name)
     if name.startswith(PLANTED):
         from autotune.routes.planted import Planted
 
@@ -57,6 +67,10 @@ def arena_factory(kind: str, device: str, slack: int) -> MakeArena:
     from autotune.worker.padding import open_padded
 
     return partial(open_padded, kind, device, padding=slack)
+
+
+def _is_launch(text: str) -> bool:
+    return _OPENING not in text and not text.endswith(_CLOSING)
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ class ProveJob:
             seed=self.seed,
             device=self.device,
             make_arena=arena_factory(self.arena_kind, self.device, self.slack),
-            launched=lambda text: channel.step(text, launch=_OPENING not in text),
+            launched=lambda text: channel.step(text, launch=_is_launch(text)),
             pad_value=self.pad_value,
             slack=self.slack,
         )

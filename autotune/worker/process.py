@@ -92,7 +92,7 @@ class ChildProcess:
         WorkerError: it did not come up.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, guard_allocations: bool = True) -> None:
         self.conn, theirs = _context.Pipe()
         self._fault_fd, fault_write = os.pipe()
         os.set_blocking(self._fault_fd, False)
@@ -107,6 +107,7 @@ class ChildProcess:
             target=child.serve,
             args=(
                 device,
+                guard_allocations,
                 theirs,
                 InheritedFd(fault_write),
                 InheritedFd(self._output.fileno()),

@@ -81,13 +81,16 @@ class Worker:
     Args:
         device: torch device string; one worker per device.
         step_timeout_s: a step that lasts longer is a hang.
+        guard_allocations: CUDA only: guard what a route allocates through torch while a check runs it. A
+            worker that only times leaves torch its own allocator.
 
     Raises:
         WorkerError: not called in the main thread.
     """
 
-    def __init__(self, device: str, *, step_timeout_s: float = 60.0) -> None:
+    def __init__(self, device: str, *, step_timeout_s: float = 60.0, guard_allocations: bool = True) -> None:
         self.device = device
+        self.guard_allocations = guard_allocations
         self.step_timeout_s = step_timeout_s
         self._child: ChildProcess | None = None
         self._owner = os.getpid()
@@ -162,7 +165,7 @@ class Worker:
         if self._child is not None and self._child.exited:
             self._discard()  # somebody killed it between two jobs
         if self._child is None:
-            self._child = ChildProcess(self.device)
+            self._child = ChildProcess(self.device, guard_allocations=self.guard_allocations)
         return self._child
 
     def _discard(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.arena.base import Placement
+from autotune.arena.base import ArenaError, Placement
 from autotune.arena.factory import KINDS, default_kind, open_arena
 
 
 def test_every_kind_opens_on_the_cpu_as_asked() -> None:
-    for kind in KINDS:
+    for kind in sorted(kind for kind, devices in KINDS.items() if "cpu" in devices):
         with open_arena(kind, "cpu", Placement.HEAD, 64) as arena:
             assert (arena.kind, arena.placement, arena.slack) == (kind, Placement.HEAD, 64)
             assert arena.guarded == (kind != "plain")
@@ -29,8 +29,17 @@ def test_unguarded_memory_is_never_a_default() -> None:
 
 
 def test_an_unknown_kind_names_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"unknown arena 'mmap'; one of host_mmap, plain"):
+    with pytest.raises(ValueError, match=r"unknown arena 'mmap'; one of cuda_vmm, host_mmap, plain"):
         open_arena("mmap", "cpu")
+
+
+def test_guarded_gpu_memory_needs_a_gpu() -> None:
+    assert default_kind("cuda:0") == "cuda_vmm"
+    with pytest.raises(ValueError, match="arena cuda_vmm serves cuda, not device 'cpu'"):
+        open_arena("cuda_vmm", "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ArenaError):
+            open_arena("cuda_vmm", "cuda")
 
 
 def test_a_host_arena_serves_no_gpu() -> None:

@@ -5,9 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from autotune.arena.operands import Recipe, build
+from autotune.arena.plain import PlainArena
 from autotune.checks import registry
-from autotune.checks.controls import COLUMN, CONTROLS, INTERVAL, KV_LENS, SEED, Control, clean, controls
+from autotune.checks.controls import (
+    BY_DEVICE,
+    COLUMN,
+    CONTROLS,
+    CPU,
+    CUDA,
+    INTERVAL,
+    KV_LENS,
+    SEED,
+    Control,
+    clean,
+    controls,
+)
+from autotune.checks.nan_pool import fill_dead_with_nan
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import KvLayout, Shape
@@ -18,6 +34,7 @@ ENDS_PROCESS = {FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.HANG}
 CLEAN = Planted("planted-clean")
 
 COLUMNS = {
+    "fp8 KV": CPU.scaled,
     "one row": Column(Shape(4, 1, 64, 16), PROFILES["fp32"], 1, 1, 256),
     "window": Column(Shape(4, 2, 64, 16, window_left=20), PROFILES["bf16"], 4, 3, 256),
     "window 0": Column(Shape(2, 2, 64, 16, window_left=0), PROFILES["fp32"], 2, 2, 256),
@@ -55,8 +72,10 @@ def test_clean_kernel_passes_every_check(label: str, make_trial: Any) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_clean_kernel_is_never_accused(seed: int, dtype: str, make_trial: Any) -> None:
     column = Column(Shape(4, 2, 64, 16), PROFILES[dtype], 3, 3, 512, interval=(2, 5))
+    trial = make_trial(CLEAN, column, seed=seed)
     for check in registry.CHECKS:
-        assert_passed(check.run(make_trial(CLEAN, column, seed=seed)))
+        if check.applies(trial) is None:
+            assert_passed(check.run(trial))
 
 
 @pytest.mark.parametrize("control", controls(), ids=lambda control: f"{control.check}-{control.name}")
@@ -66,8 +85,9 @@ def test_control(control: Control, make_trial: Any, run_forked: Any) -> None:
         assert run_forked(control.check, trial) is control.expected
         return
     row = registry.get(control.check).run(trial)
-    if control.expected is None:
+    if control.kind is None:
         assert_passed(row)
+        assert row.requires == (() if control.expected is None else (control.expected.value,))
         return
     assert (row.status, row.kind) == (CheckStatus.FAILED, control.expected), row.detail
     assert row.check == control.check and control.check in row.detail
@@ -82,7 +102,7 @@ def test_control(control: Control, make_trial: Any, run_forked: Any) -> None:
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_detection_does_not_hang_on_the_seed(control: Control, seed: int, make_trial: Any) -> None:
     trial = make_trial(control.route, control.column, control.kv_lens, seed=seed)
-    assert registry.get(control.check).run(trial).kind is control.expected
+    assert registry.get(control.check).run(trial).kind is control.kind
 
 
 def test_padding_of_512_bytes_makes_tail_padding_pass(make_trial: Any, run_forked: Any) -> None:
@@ -98,10 +118,14 @@ def test_a_write_into_granted_padding_is_still_found(make_trial: Any, run_forked
 
 
 def test_every_check_has_a_control_of_its_own() -> None:
-    assert {control.check for control in CONTROLS} == set(registry.names())
-    # --only NAME must show the check failing without a new child, too
-    quick = {control.check for control in CONTROLS if control.expected not in ENDS_PROCESS}
-    assert quick == set(registry.names())
+    for device, known in BY_DEVICE.items():
+        wanted = set(registry.expected(INTERVAL, device))
+        assert {control.check for control in known} == wanted
+        # --only NAME must show the check failing without a new child, too
+        quick = {control.check for control in known if control.expected not in ENDS_PROCESS}
+        assert quick == wanted
+        assert len({control.name for control in known}) == len(known)
+        assert all(control.name == control.route.name for control in controls(device=device))
 
 
 def test_clean_controls_come_first_and_once() -> None:
@@ -119,17 +143,38 @@ def test_controls_of_one_check() -> None:
     assert {control.check for control in controls("strides")} == {"strides"}
     with pytest.raises(registry.UnknownCheckError, match="the checks are reference, "):
         controls("nonsense")
-    with pytest.raises(ValueError, match="cuda"):
-        controls(device="cuda")
+    assert {control.column for control in controls("scales", "cuda")} == {CUDA.scaled}
+    with pytest.raises(ValueError, match="'tpu', only for cpu, cuda"):
+        controls(device="tpu")
 
 
 def test_expected_asks_for_interior_batch_only_of_intervals() -> None:
-    assert registry.expected(INTERVAL, "cpu") == registry.names()
-    assert set(registry.names()) - set(registry.expected(COLUMN, "cpu")) == {"interior_batch"}
+    assert registry.expected(INTERVAL, "cuda") == registry.names()
+    assert set(registry.names()) - set(registry.expected(INTERVAL, "cpu")) == {"graph_replay"}
+    assert set(registry.names()) - set(registry.expected(COLUMN, "cuda:1")) == {"interior_batch"}
     assert registry.get("interior_batch").applies is not None
 
 
+def test_a_nan_in_the_tail_is_a_requirement_and_not_a_failure(make_trial: Any) -> None:
+    row = registry.get("nan_pool").run(make_trial(Planted("planted-nan-tail")))
+    assert (row.status, row.requires) == (CheckStatus.PASSED, ("finite_pool",))
+    assert row.placements == ("tail", "head")
+
+
+def test_nan_pool_leaves_no_finite_dead_slot() -> None:
+    with PlainArena() as arena:
+        operands = build(arena, COLUMN, Recipe((3, 17, 32), seed=0), "cpu")
+        fill_dead_with_nan(operands)
+        for cache in (operands.step.k, operands.step.v):
+            # 1 + 2 + 2 live pages of 16 slots, 52 of them live
+            assert int(torch.isfinite(cache).all(dim=-1).all(dim=-1).sum()) == 52
+
+
 def test_not_applicable_checks_say_why(make_trial: Any) -> None:
+    reason = registry.get("scales").applies(make_trial(CLEAN))
+    assert reason is not None and "bf16 KV is not quantised" in reason
+    reason = registry.get("graph_replay").applies(make_trial(CLEAN))
+    assert reason is not None and "no graphs" in reason
     trial = make_trial(CLEAN, COLUMNS["table without room"], (64,))
     reason = registry.get("table_garbage").applies(trial)
     assert reason is not None and "live" in reason
@@ -168,8 +213,10 @@ def test_scattered_pages_says_how_far_it_went(make_trial: Any) -> None:
 def test_same_seed_same_launches(make_trial: Any) -> None:
     def launches(seed: int) -> list[str]:
         texts: list[str] = []
+        trial = make_trial(CLEAN, INTERVAL, KV_LENS, seed=seed, launched=texts.append)
         for check in registry.CHECKS:
-            check.run(make_trial(CLEAN, INTERVAL, KV_LENS, seed=seed, launched=texts.append))
+            if check.applies(trial) is None:
+                check.run(trial)
         return texts
 
     first = launches(5)

@@ -16,6 +16,7 @@ from autotune.checks import oracle
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES, DTypes
 from autotune.domain.shape import KvLayout, Shape
+from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Route
 from autotune.routes.planted import Planted
 
@@ -174,10 +175,10 @@ def test_bound_covers_weights_rounded_to_bf16() -> None:
 def test_bound_widens_only_by_what_a_kernel_declares() -> None:
     column = Column(Shape(8, 1, 128, 16), PROFILES["bf16"], 1, 1, 4096)
     plain = oracle.bound(column)
-    wider = oracle.bound(column, oracle.Arithmetic(logits="bf16"))
+    wider = oracle.bound(column, Arithmetic(logits="bf16"))
     spread = math.exp(6 / math.sqrt(128))
     assert wider - plain == pytest.approx(spread * math.sqrt(5) * (2.0**-8 - 2.0**-24))
-    assert oracle.bound(column, oracle.Arithmetic(weights="e4m3")) > plain
+    assert oracle.bound(column, Arithmetic(weights="e4m3")) > plain
     assert oracle.mean_bound(column) < plain
 
 
@@ -201,3 +202,38 @@ def test_a_large_batch_takes_a_fraction_of_a_second() -> None:
         start = time.process_time()
         oracle.reference(operands)
         assert time.process_time() - start < 0.5  # about 0.1 s on an idle core
+
+
+@pytest.mark.parametrize("block_bytes", [1, 20_000, 1 << 30])
+@pytest.mark.parametrize("window_left", [-1, 5, 40])
+def test_reference_is_the_same_in_blocks(
+    block_bytes: int, window_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = Column(Shape(4, 2, 16, 4, window_left=window_left), FP64, 3, 5, 96)
+    with PlainArena() as arena:
+        operands = build(arena, column, Recipe((96, 1, 30, 7, 31), seed=3), "cpu")
+        monkeypatch.setitem(oracle.BLOCK_BYTES, "cpu", block_bytes)
+        assert torch.allclose(oracle.reference(operands), by_torch(operands), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("kv_len", [2, 8, 400])
+def test_the_bound_of_a_quantised_query_and_weights_holds(kv_len: int) -> None:
+    """Attention with q and P in e4m3, as XQA's Hopper fp8 kernel and fmha-v2 compute it."""
+    column = Column(Shape(8, 1, 128, 16), PROFILES["fp8"], 1, 256, 512)
+    generator = torch.Generator().manual_seed(kv_len)
+    q, k, v = (
+        torch.randn((256, n, 128), generator=generator, dtype=torch.float64) for n in (8, kv_len, kv_len)
+    )
+    e4m3 = torch.float8_e4m3fn
+    k, v = k.to(e4m3).double(), v.to(e4m3).double()
+
+    def attend(q: torch.Tensor, quantise: bool) -> torch.Tensor:
+        logits = torch.matmul(q, k.transpose(1, 2)) / math.sqrt(128)
+        weights = torch.exp(logits - logits.amax(dim=-1, keepdim=True))
+        total = weights.sum(dim=-1, keepdim=True)
+        return torch.matmul(weights.to(e4m3).double() if quantise else weights, v) / total
+
+    found = oracle.worst(attend(q.to(e4m3).double(), True), attend(q, False)).error
+    bound = oracle.bound(column, Arithmetic(query="e4m3", weights="e4m3"))
+    plain = oracle.bound(column)
+    assert 3 * plain < found < bound

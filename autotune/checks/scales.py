@@ -1,0 +1,49 @@
+"""``scales``: dequantisation scales of K and V unlike each other and unlike 1.
+
+A scale that is ignored, doubled, or taken from the other cache is invisible at 1. K's scales stay below 1, so
+that logits do not outgrow the unit variance from which the bound is derived.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from autotune.arena.operands import Recipe
+from autotune.checks import lengths
+from autotune.checks.launch import Stage, conduct
+from autotune.routes.contract import SCALED
+
+if TYPE_CHECKING:
+    from autotune.checks.base import Trial
+    from autotune.domain.verdict import CheckResult
+
+# (K, V): powers of two would hide a scale that is rounded to bf16 on its way.
+SCALES = ((0.71, 1.37), (0.43, 0.59))
+
+
+class Scales:
+    """One ragged batch in one session, its scales changed between two launches."""
+
+    name = "scales"
+    version = 1
+
+    def applies(self, trial: Trial) -> str | None:
+        """Only to a quantised KV cache."""
+        if trial.column.dtypes.kv in SCALED:
+            return None
+        return f"{trial.column.dtypes.kv} KV is not quantised: by contract its scales are 1"
+
+    def run(self, trial: Trial) -> CheckResult:
+        """See :class:`autotune.checks.base.Check`."""
+        return conduct(self, trial, self._launches)
+
+    def _launches(self, stage: Stage) -> None:
+        trial = stage.trial
+        rng = random.Random(stage.seed(0))
+        recipe = Recipe(tuple(lengths.short(trial, rng, trial.column.batch_size)), seed=stage.seed(1))
+        with stage.opened(recipe) as opened:
+            operands = opened.build(recipe)
+            for k_scale, v_scale in SCALES:
+                operands.step.k_scale, operands.step.v_scale = k_scale, v_scale
+                opened.launch(operands, f"K scale {k_scale}, V scale {v_scale}")

@@ -1,4 +1,4 @@
-"""What q, K and V of a launch hold: drawn from a seed, on the host row by row, on an accelerator page by page.
+"""What q, K and V of a launch hold: drawn from a seed, on the host row by row, on a GPU page by page.
 
 The host's draw is one sequential stream, so that a seed stored by an older version still gives the same
 bytes. An accelerator draws chunks of pages, each from a seed of its own: any part can be drawn again without

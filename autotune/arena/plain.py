@@ -1,4 +1,9 @@
-"""The ``plain`` arena: exact allocations without guards, for tools that watch the allocator themselves."""
+"""The ``plain`` arena: allocations without guards, for timing and for tools that watch the allocator.
+
+On CUDA torch keeps freed memory and cuts allocations out of larger ones, which makes the next cell's pools
+cheap. compute-sanitizer needs every allocation to be the driver's own: run it with
+``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` in the environment.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PlainArena:
-    """One ordinary allocation per operand, none of them shared or cached by us."""
+    """One ordinary allocation per operand."""
 
     kind = "plain"
     guarded = False

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     import torch
 
-    from autotune.routes.base import Session, Step
+    from autotune.bench.conditions import Monitor
+    from autotune.bench.pools import Pools
+    from autotune.domain.cell import Cell
+    from autotune.routes.base import Allocate, Route, Session, Step
 
 
 class BenchError(RuntimeError):
@@ -27,38 +32,118 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """Mean times per call, in microseconds."""
+    """Mean times per call, in microseconds, and how many calls the group had."""
 
     run_us: float
     host_us: float
     prepare_us: float
+    calls: int
+
+
+class Stand(Protocol):
+    """One route in one cell, opened and ready to be timed again and again."""
+
+    def measure(self, calls: int) -> GroupTimes:
+        """Prepare and run the route at least ``calls`` times on the round's lengths.
+
+        When it returns, no work of the group is pending on the device, and an error of the device has been
+        raised.
+        """
+
+    def close(self) -> None:
+        """Drop sessions, graphs and buffers."""
 
 
 class Clock(Protocol):
-    """Times a group of calls of one route: one per kind of device."""
+    """Times routes on one kind of device. Entered for the length of one cell.
 
-    def measure(self, session: Session, group: Sequence[Launch]) -> GroupTimes:
-        """Prepare and run ``session`` once per element of ``group``, in order.
+    Attributes:
+        shared_metadata: operand sets share one page table and one tensor of lengths.
+        monitor: reads the device's clocks and temperatures.
+    """
 
-        When it returns, no work of the group is pending on the device.
+    shared_metadata: bool
+    monitor: Monitor
+
+    def operand_sets(self, cell: Cell, wanted: int, routes: int) -> int:
+        """How many operand sets to rotate through; ``wanted`` is the setting.
+
+        Raises:
+            BenchError: the device's memory does not hold them.
         """
+
+    def stand(self, route: Route, pools: Pools, allocate: Allocate) -> Stand:
+        """Open ``route`` for ``pools``."""
+
+    def warm(self) -> bool:
+        """Whether the device still runs as it did when this process last timed a cell."""
+
+    def __enter__(self) -> Clock: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class HostStand:
+    """Kernels that run in the calling thread: a call's host time is its run time."""
+
+    def __init__(self, session: Session, take: Callable[[int], list[Launch]]) -> None:
+        self._session = session
+        self._take = take
+
+    def measure(self, calls: int) -> GroupTimes:
+        """See :class:`Stand`; every call is prepared, since each set has a page table of its own."""
+        preparing = running = 0
+        for launch in self._take(calls):
+            start = perf_counter_ns()
+            self._session.prepare(launch.step)
+            prepared = perf_counter_ns()
+            self._session.run(launch.out)
+            running += perf_counter_ns() - prepared
+            preparing += prepared - start
+        run_us = running / calls / 1000.0
+        return GroupTimes(run_us, run_us, preparing / calls / 1000.0, calls)
+
+    def close(self) -> None:
+        """See :class:`Stand`."""
+        self._session.close()
 
 
 class HostClock:
-    """Kernels that run in the calling thread: a call's host time is its run time."""
+    """The clock of CPU kernels."""
 
-    def measure(self, session: Session, group: Sequence[Launch]) -> GroupTimes:
+    shared_metadata = False
+
+    def __init__(self) -> None:
+        from autotune.bench.conditions import NoMonitor
+
+        self.monitor: Monitor = NoMonitor()
+
+    def operand_sets(self, cell: Cell, wanted: int, routes: int) -> int:
+        """As many as the settings say."""
+        return wanted
+
+    def stand(self, route: Route, pools: Pools, allocate: Allocate) -> Stand:
         """See :class:`Clock`."""
-        preparing = running = 0
-        for launch in group:
-            start = perf_counter_ns()
-            session.prepare(launch.step)
-            prepared = perf_counter_ns()
-            session.run(launch.out)
-            running += perf_counter_ns() - prepared
-            preparing += prepared - start
-        run_us = running / len(group) / 1000.0
-        return GroupTimes(run_us=run_us, host_us=run_us, prepare_us=preparing / len(group) / 1000.0)
+        return HostStand(route.open(pools.capacity, allocate), pools.take)
+
+    def warm(self) -> bool:
+        """Never taken for granted: other programs use the same cores."""
+        return False
+
+    def __enter__(self) -> HostClock:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
 
 
 def clock_for(device: str) -> Clock:
@@ -68,6 +153,10 @@ def clock_for(device: str) -> Clock:
         BenchError: no clock for this kind of device.
     """
     kind = device.partition(":")[0]
-    if kind != "cpu":
-        raise BenchError(f"no clock for device {device!r}; there is one for: cpu")
-    return HostClock()
+    if kind == "cpu":
+        return HostClock()
+    if kind == "cuda":
+        from autotune.bench.cuda_clock import CudaClock
+
+        return CudaClock(device)
+    raise BenchError(f"no clock for device {device!r}; there is one for: cpu, cuda")

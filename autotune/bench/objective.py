@@ -43,8 +43,11 @@ def step(layers: int, hidden: float = 0.0) -> Objective:
 def paired_ratios(
     rounds: Sequence[Round], baseline: str, route: str, objective: Objective = graph, unit: Unit = Unit.ROUND
 ) -> list[float]:
-    """time(baseline) / time(route) of every round that has both, in round order, in the test's unit."""
-    both = [r for r in rounds if baseline in r.run_us and route in r.run_us]
+    """time(baseline) / time(route) of every round that has both, in round order, in the test's unit.
+
+    Rounds that were dropped for the state of the device do not count.
+    """
+    both = [r for r in rounds if baseline in r.run_us and route in r.run_us and not r.dropped]
     both.sort(key=lambda r: r.index)
     ratios = [objective(r, baseline) / objective(r, route) for r in both]
     return ratios if unit is Unit.ROUND else block_medians(ratios, unit.rounds)

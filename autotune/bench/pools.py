@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.arena.operands import Recipe, build, capacity_of, pages_of
+from autotune.arena.operands import Operands, Recipe, build, capacity_of, pages_of, twin
 from autotune.bench.clock import BenchError, Launch
 from autotune.domain.dtypes import BITS, Dtype
 
@@ -82,17 +81,21 @@ class Pools:
 
     Every row is built as long as ``kv_high`` (to the page's end), so that any shorter length and any
     permutation of the pages reads ordinary values. All sets have the same lengths at any time: whichever a
-    call gets, it has the same work to do.
+    call gets, it has the same work to do. With ``shared`` they also have one page table: a captured graph
+    that launches on all of them reads it from one place.
     """
 
     cell: Cell
     capacity: Capacity
     sets: list[Launch]
     full_pages: int
+    shared: bool = False
     _next: int = 0
 
     @classmethod
-    def build(cls, arena: Arena, cell: Cell, *, count: int, seed: int, device: str) -> Pools:
+    def build(
+        cls, arena: Arena, cell: Cell, *, count: int, seed: int, device: str, shared: bool = False
+    ) -> Pools:
         """Build ``count`` sets in ``arena``.
 
         Raises:
@@ -102,27 +105,33 @@ class Pools:
         page = column.shape.page_size
         longest = min(pages_of(cell.kv_high, page) * page, column.max_context)
         kv_lens = (longest,) * column.batch_size
-        sets = []
-        for index in range(count):
+
+        def drawn(index: int) -> Operands:
             recipe = Recipe(kv_lens=kv_lens, seed=Random(f"{seed}:pool:{index}").getrandbits(63))
-            operands = build(arena, column, recipe, device)
-            sets.append(Launch(operands.step, operands.out))
+            return build(arena, column, recipe, device)
+
+        first = drawn(0)
+        # shared sets hold the same values: copying takes a fraction of the time of drawing them
+        others = [twin(arena, first) if shared else drawn(index) for index in range(1, count)]
+        sets = [Launch(operands.step, operands.out) for operands in (first, *others)]
         # a page that max_context cuts short keeps its place: its tail does not hold ordinary values
-        return cls(cell, capacity_of(column, recipe, device), sets, longest // page)
+        return cls(cell, capacity_of(column, first.recipe, device), sets, longest // page, shared)
 
     def new_round(self, rng: Random) -> None:
         """Draw lengths for all sets and permute each set's pages, in place."""
         kv_lens = draw_kv_lens(self.cell, rng)
-        generator = torch.Generator().manual_seed(rng.getrandbits(63))
+        device = self.sets[0].step.page_table.device
+        generator = torch.Generator(device=device).manual_seed(rng.getrandbits(63))
         lens = torch.tensor(kv_lens, dtype=torch.int32)
-        for launch in self.sets:
+        for launch in self.sets[:1] if self.shared else self.sets:
             live = launch.step.page_table[:, : self.full_pages]
-            order = torch.randperm(live.numel(), generator=generator).to(live.device)
+            order = torch.randperm(live.numel(), generator=generator, device=device)
             live.copy_(live.reshape(-1)[order].view_as(live))
             launch.step.seq_lens.copy_(lens)
+        for launch in self.sets:
             launch.step = replace(launch.step, host_kv_lens=kv_lens)
 
-    def take(self, calls: int) -> Sequence[Launch]:
+    def take(self, calls: int) -> list[Launch]:
         """The sets of the next ``calls`` calls: always the ones used longest ago."""
         start, self._next = self._next, (self._next + calls) % len(self.sets)
         return [self.sets[(start + i) % len(self.sets)] for i in range(calls)]

@@ -13,11 +13,13 @@ class RoundSettings:
 
     Attributes:
         min_group_ms: calls of one route are grouped until they take at least this long.
-        discard_rounds, discard_ms: rounds are thrown away until both are past, after every start of a
-            child: caches, clocks and allocators settle, and group sizes are found.
+        discard_rounds, discard_ms: rounds are thrown away until both are past, at every start of a cell:
+            caches, clocks and allocators settle, and group sizes are found. A device that is seen to run at
+            the clock at which this process left it a moment ago need not wait for ``discard_ms``.
         max_rounds: rounds of a cell in all, those of earlier starts included.
         chunk: rounds per report; the parent stores and judges each report before the next is run.
-        operand_sets: copies of the KV pool that calls rotate through.
+        operand_sets: copies of the KV pool that calls rotate through, where the device does not say itself
+            (CUDA's clock derives them from cache and memory).
     """
 
     min_group_ms: float = 1.0
@@ -39,6 +41,9 @@ class RoundSettings:
 # CUDA events resolve about 0.5 microseconds (cudaEventElapsedTime), a quarter percent of 0.2 ms. A host timer
 # does better, but short calls are at the mercy of interrupts: a group spreads them over several.
 MIN_GROUP_MS = {"cpu": 1.0, "cuda": 0.2}
+# A report is a commit of a few milliseconds, and a surplus round is one round: on CUDA a round costs about a
+# millisecond.
+CHUNK = {"cpu": 4, "cuda": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,10 @@ class Round:
         host_us: host time of one ``run`` call. On the CPU the call is the kernel, so it equals ``run_us``.
         prepare_us: host time of one ``prepare``, the mean of the group.
         calls: calls in the group.
+        conditions: readings of the device ``before`` and ``after`` the rounds that were reported together, in
+            the last of them (see :class:`autotune.bench.conditions.Conditions`); None in the others.
+        dropped: why the round does not count: the device was slowed down by its hardware or by heat. "" if
+            it counts.
     """
 
     index: int
@@ -60,10 +69,12 @@ class Round:
     host_us: Mapping[str, float]
     prepare_us: Mapping[str, float]
     calls: Mapping[str, int]
+    conditions: Mapping[str, Any] | None = None
+    dropped: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values."""
-        return {
+        """JSON-ready values; what is optional is left out where there is nothing to say."""
+        data: dict[str, Any] = {
             "index": self.index,
             "order": list(self.order),
             "run_us": dict(self.run_us),
@@ -71,6 +82,11 @@ class Round:
             "prepare_us": dict(self.prepare_us),
             "calls": dict(self.calls),
         }
+        if self.conditions is not None:
+            data["conditions"] = dict(self.conditions)
+        if self.dropped:
+            data["dropped"] = self.dropped
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Round:
@@ -80,4 +96,14 @@ class Round:
         for part in parts:
             if set(part) != set(order):
                 raise ValueError(f"round {data['index']}: routes {sorted(part)} contradict order {order}")
-        return cls(data["index"], order, *parts)
+        run_us, host_us, prepare_us, calls = parts
+        return cls(
+            data["index"],
+            order,
+            run_us,
+            host_us,
+            prepare_us,
+            calls,
+            conditions=data.get("conditions"),
+            dropped=data.get("dropped", ""),
+        )

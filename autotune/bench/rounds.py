@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import ceil
 from random import Random
 from typing import TYPE_CHECKING
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from autotune.arena.base import Placement
-from autotune.bench.clock import BenchError, Clock, GroupTimes, clock_for
+from autotune.bench.clock import BenchError, Clock, GroupTimes, Stand, clock_for
 from autotune.bench.pools import Pools
 from autotune.bench.record import Round, RoundSettings
 
 if TYPE_CHECKING:
+    from autotune.arena.base import Arena
+    from autotune.bench.conditions import Conditions
     from autotune.checks.base import MakeArena
     from autotune.domain.cell import Cell
     from autotune.domain.fingerprint import Facts
-    from autotune.routes.base import Route, Session
+    from autotune.routes.base import Route
 
 __all__ = ["BenchError", "Round", "RoundSettings", "time_cell"]
 
@@ -33,6 +36,12 @@ Launching = Callable[[str], None]
 
 # What the parent answers to a report: go on with all live routes, stop, or go on with these.
 GoOn = Callable[[list[Round]], "bool | Collection[str]"]
+
+# Told what begins: "pools", "open NAME", "start-up", "rounds", "report", "close". For those who profile.
+Phase = Callable[[str], None]
+
+
+def _nothing(text: str) -> None: ...
 
 
 def time_cell(
@@ -46,7 +55,8 @@ def time_cell(
     settings: RoundSettings,
     first_round: int,
     go_on: GoOn,
-    launching: Launching = lambda name: None,
+    launching: Launching = _nothing,
+    phase: Phase = _nothing,
 ) -> None:
     """Time ``routes`` against each other in ``cell`` until ``go_on`` or ``settings.max_rounds`` says stop.
 
@@ -78,39 +88,81 @@ def time_cell(
             raise BenchError(f"{cell}: {route.name} cannot be timed: {reason}")
     if first_round >= settings.max_rounds:
         return
-    clock = clock_for(device)
-    with _quiet(device), make_arena(Placement.TAIL) as arena:
-        pools = Pools.build(arena, cell, count=settings.operand_sets, seed=seed, device=device)
-        sessions: dict[str, Session] = {}
-        try:
-            for route in routes:
-                launching(route.name)
-                sessions[route.name] = route.open(
-                    pools.capacity, lambda name, shape, dtype: arena.tensor(name, shape, dtype)
-                )
-            launching("")
-            calls = _start_up(sessions, pools, clock, seed, settings, launching)
-            live = names
-            chunk: list[Round] = []
-            for index in range(first_round, settings.max_rounds):
-                chunk.append(
-                    _one_round(
-                        index, live, sessions, calls, pools, clock, Random(f"{seed}:{index}"), launching
-                    )
-                )
-                if len(chunk) < settings.chunk and index + 1 < settings.max_rounds:
-                    continue
-                answer = go_on(chunk)
-                chunk = []
-                if not answer:
-                    return
-                if not isinstance(answer, bool):
-                    if unknown := set(answer) - set(live):
-                        raise BenchError(f"{cell}: asked to go on with {sorted(unknown)}, live are {live}")
-                    live = [name for name in live if name in answer]
-        finally:
-            for session in sessions.values():
-                session.close()
+    # a function of its own: with its variables gone, the clock can give the pools' memory back as it is left
+    with _quiet(device), clock_for(device) as clock, make_arena(Placement.TAIL) as arena:
+        _time(routes, cell, seed, device, clock, arena, settings, first_round, go_on, launching, phase)
+
+
+def _time(
+    routes: Sequence[Route],
+    cell: Cell,
+    seed: int,
+    device: str,
+    clock: Clock,
+    arena: Arena,
+    settings: RoundSettings,
+    first_round: int,
+    go_on: GoOn,
+    launching: Launching,
+    phase: Phase,
+) -> None:
+    """:func:`time_cell` in its arena."""
+    live = [route.name for route in routes]
+    warm = clock.warm()
+    phase("pools")
+    pools = Pools.build(
+        arena,
+        cell,
+        count=clock.operand_sets(cell, settings.operand_sets, len(routes)),
+        seed=seed,
+        device=device,
+        shared=clock.shared_metadata,
+    )
+    stands: dict[str, Stand] = {}
+    try:
+        for route in routes:
+            phase(f"open {route.name}")
+            launching(route.name)
+            stands[route.name] = clock.stand(
+                route, pools, lambda name, shape, dtype: arena.tensor(name, shape, dtype)
+            )
+        launching("")
+        phase("start-up")
+        calls = _start_up(stands, pools, seed, settings, launching, warm)
+        chunk: list[Round] = []
+        phase("rounds")
+        before = clock.monitor.read()
+        for index in range(first_round, settings.max_rounds):
+            chunk.append(_one_round(index, live, stands, calls, pools, Random(f"{seed}:{index}"), launching))
+            if len(chunk) < settings.chunk and index + 1 < settings.max_rounds:
+                continue
+            after = clock.monitor.read()
+            phase("report")
+            answer = go_on(_under(before, after, chunk))
+            phase("rounds")
+            chunk, before = [], after
+            if not answer:
+                return
+            if not isinstance(answer, bool):
+                if unknown := set(answer) - set(live):
+                    raise BenchError(f"{cell}: asked to go on with {sorted(unknown)}, live are {live}")
+                live = [name for name in live if name in answer]
+    finally:
+        phase("close")
+        for stand in stands.values():
+            stand.close()
+
+
+def _under(before: Conditions | None, after: Conditions | None, chunk: list[Round]) -> list[Round]:
+    """``chunk`` with what was read around it. A slow-down at either end drops all of it: whole rounds, every
+    route alike, and whatever their times were."""
+    if before is None or after is None:
+        return chunk
+    dropped = before.slowdown or after.slowdown
+    readings = {"before": before.to_dict(), "after": after.to_dict()}
+    marked = [replace(round_, dropped=dropped) for round_ in chunk]
+    marked[-1] = replace(marked[-1], conditions=readings)
+    return marked
 
 
 @contextmanager
@@ -132,10 +184,9 @@ def _quiet(device: str) -> Iterator[None]:
 def _one_round(
     index: int,
     names: Sequence[str],
-    sessions: dict[str, Session],
+    stands: dict[str, Stand],
     calls: dict[str, int],
     pools: Pools,
-    clock: Clock,
     rng: Random,
     launching: Launching,
 ) -> Round:
@@ -144,9 +195,8 @@ def _one_round(
     pools.new_round(rng)
     times: dict[str, GroupTimes] = {}
     for name in order:
-        steps = pools.take(calls[name])
         launching(name)
-        times[name] = clock.measure(sessions[name], steps)
+        times[name] = stands[name].measure(calls[name])
     launching("")
     return Round(
         index=index,
@@ -154,32 +204,35 @@ def _one_round(
         run_us={name: times[name].run_us for name in order},
         host_us={name: times[name].host_us for name in order},
         prepare_us={name: times[name].prepare_us for name in order},
-        calls={name: calls[name] for name in order},
+        calls={name: times[name].calls for name in order},
     )
 
 
 def _start_up(
-    sessions: dict[str, Session],
+    stands: dict[str, Stand],
     pools: Pools,
-    clock: Clock,
     seed: int,
     settings: RoundSettings,
     launching: Launching,
+    warm: bool,
 ) -> dict[str, int]:
     """Run the rounds that are thrown away; return the calls per group of each route.
+
+    ``warm``: the device need not be kept busy for ``discard_ms`` first.
 
     Group sizes follow each route's quickest round: a busy machine only ever adds time. Sizes from a typical
     round came out at 2 and 7 calls for one kernel against itself, and the mean of the longer group catches
     more interruptions: a bias, where groups of equal length meet equally many.
     """
-    names = list(sessions)
+    names = list(stands)
+    least_ms = 0.0 if warm else settings.discard_ms
     calls = dict.fromkeys(names, 1)
     quickest = dict.fromkeys(names, float("inf"))
     start = time.perf_counter()
     count = 0
-    while count < settings.discard_rounds or (time.perf_counter() - start) * 1e3 < settings.discard_ms:
+    while count < settings.discard_rounds or (time.perf_counter() - start) * 1e3 < least_ms:
         rng = Random(f"{seed}:start-up:{count}")
-        round_ = _one_round(-1 - count, names, sessions, calls, pools, clock, rng, launching)
+        round_ = _one_round(-1 - count, names, stands, calls, pools, rng, launching)
         count += 1
         for name in names:
             quickest[name] = min(quickest[name], max(round_.run_us[name], 1e-3))

@@ -15,6 +15,8 @@ from autotune.domain.verdict import Status, Verdict
 # Two proven routes are set against each other at a plain 1:20: whichever wins, the table's claim is the one
 # against the fallback, so nothing here needs a correction for the number of cells.
 CONTEST_ALPHA = 0.05
+# More rounds than this lost to a slowed-down device, and what is left says nothing about the device as it is.
+MOST_DROPPED = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def _blocked(evidence: Evidence) -> Decision | None:
 
 def _standings(evidence: Evidence, test: SignTest, objective: Objective) -> tuple[Standing, ...]:
     standings = []
-    used_up = _used_up(evidence, test)
+    used_up, disturbed = _used_up(evidence, test), _disturbed(evidence.rounds)
     for candidate in evidence.candidates:
         if candidate.verdict.status is not Status.SAFE:
             standings.append(Standing(candidate, None))
@@ -172,6 +174,8 @@ def _standings(evidence: Evidence, test: SignTest, objective: Objective) -> tupl
         ratios = paired_ratios(evidence.rounds, evidence.fallback, candidate.name, objective, test.unit)
         prepares = [r.prepare_us[candidate.name] for r in evidence.rounds if candidate.name in r.prepare_us]
         progress = test.follow(ratios)
+        if disturbed:  # more rounds may outweigh the dropped ones; to look on is allowed at any stop
+            progress = replace(progress, state=State.CONTINUE)
         if used_up and progress.state is State.CONTINUE:  # it joined late and missed some rounds
             progress = replace(progress, state=State.EXHAUSTED)
         standings.append(
@@ -188,6 +192,10 @@ def _standings(evidence: Evidence, test: SignTest, objective: Objective) -> tupl
 
 def _used_up(evidence: Evidence, test: SignTest) -> bool:
     return max((r.index for r in evidence.rounds), default=-1) + 1 >= test.max_rounds
+
+
+def _disturbed(rounds: Sequence[Round]) -> bool:
+    return sum(1 for r in rounds if r.dropped) > MOST_DROPPED * len(rounds)
 
 
 def _contest(
@@ -214,6 +222,9 @@ def _no_winner(evidence: Evidence, standings: Sequence[Standing], objective: Obj
     deployable = [standing for standing in standings if standing.candidate.deployable]
     advice = [s for s in standings if not s.candidate.deployable and s.state is State.CLAIM]
     reason, detail = _reason(deployable)
+    if reason is Reason.UNDECIDED and _disturbed(evidence.rounds):
+        lost = [r.dropped for r in evidence.rounds if r.dropped]
+        detail = f"{len(lost)} of {len(evidence.rounds)} rounds were dropped: {lost[-1]}"
     if advice:
         faster = ", ".join(f"{s.name} {s.speedup:.2f}x" for s in advice)
         detail = (

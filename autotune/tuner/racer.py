@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.record import MIN_GROUP_MS, Round, RoundSettings
+from autotune.bench.record import CHUNK, MIN_GROUP_MS, Round, RoundSettings
 from autotune.domain.verdict import CheckResult, CheckStatus
 from autotune.tuner.book import TIMING, TIMING_VERSION
 from autotune.tuner.decide import plan_next
@@ -67,8 +67,9 @@ class Racer:
             if self._deadline.passed:
                 break
             rounds = list(evidence.rounds)
+            device = self._target.facts.device
             settings = RoundSettings(
-                min_group_ms=MIN_GROUP_MS[self._target.facts.device], max_rounds=self._test.max_rounds
+                min_group_ms=MIN_GROUP_MS[device], chunk=CHUNK[device], max_rounds=self._test.max_rounds
             )
             job = TimeJob(
                 routes=live,
@@ -120,6 +121,6 @@ class Racer:
             seed,
             kind=outcome.kind,
             detail=f"{outcome.detail} ({outcome.step})",
-            launches=outcome.launches,
+            launches=outcome.steps,
         )
         self._book.save(cell, routes[name], result, "")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -16,7 +17,8 @@ import torch
 from autotune.arena.base import Placement
 from autotune.arena.plain import PlainArena
 from autotune.bench import rounds as bench_rounds
-from autotune.bench.clock import BenchError, GroupTimes, HostClock, Launch
+from autotune.bench.clock import BenchError, GroupTimes, HostClock, HostStand, Launch
+from autotune.bench.conditions import Conditions
 from autotune.bench.pools import (
     Pools,
     draw_kv_lens,
@@ -187,18 +189,46 @@ def test_the_parent_stops_and_narrows() -> None:
     assert timed([Loop("a")], first_round=QUICK.max_rounds) == []
 
 
-class Scripted:
+class Scripted(HostClock):
     """A clock that says what a call costs: every third group meets an interruption of 5 ms."""
 
-    def __init__(self, cost_us: dict[str, float]) -> None:
+    def __init__(self, cost_us: dict[str, float], readings: list[Conditions] | None = None) -> None:
+        super().__init__()
         self.cost_us = cost_us
         self.groups = 0
+        self.is_warm = False
+        if readings:
+            self.monitor = Readings(readings)
 
-    def measure(self, session: Any, group: Sequence[Launch]) -> GroupTimes:
-        self.groups += 1
-        late = 5000.0 / len(group) if self.groups % 3 == 0 else 0.0
-        run_us = self.cost_us[session.name] + late
-        return GroupTimes(run_us, run_us, 1.0)
+    def stand(self, route: Any, pools: Any, allocate: Any) -> ScriptedStand:
+        return ScriptedStand(self, route.name)
+
+    def warm(self) -> bool:
+        return self.is_warm
+
+
+class ScriptedStand:
+    def __init__(self, clock: Scripted, name: str) -> None:
+        self.clock = clock
+        self.name = name
+
+    def measure(self, calls: int) -> GroupTimes:
+        self.clock.groups += 1
+        late = 5000.0 / calls if self.clock.groups % 3 == 0 else 0.0
+        run_us = self.clock.cost_us[self.name] + late
+        return GroupTimes(run_us, run_us, 1.0, calls)
+
+    def close(self) -> None: ...
+
+
+class Readings:
+    """A monitor that plays back what it was given, the last one for ever."""
+
+    def __init__(self, readings: list[Conditions]) -> None:
+        self.readings = readings
+
+    def read(self) -> Conditions:
+        return self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
 
 
 def test_groups_reach_the_least_length_and_interruptions_do_not_unbalance_them(
@@ -223,6 +253,50 @@ def test_the_start_up_lasts_for_the_rounds_and_the_time(monkeypatch: pytest.Monk
     timed([Loop("a")], settings=replace(QUICK, discard_rounds=1, discard_ms=50.0, max_rounds=1))
     assert clock.groups > 2
     assert time.perf_counter() - start >= 0.05
+    clock.groups, clock.is_warm = 0, True
+    timed([Loop("a")], settings=replace(QUICK, discard_rounds=2, discard_ms=5000.0, max_rounds=1))
+    assert clock.groups == 2 + 1  # a warm device need not wait
+
+
+def test_a_slowed_device_drops_the_whole_chunk_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = Conditions(1980, 3201, 60, 500.0, ("sw_power_cap",))
+    hot = replace(fine, sm_mhz=1200, reasons=("sw_power_cap", "hw_thermal_slowdown"))
+    clock = Scripted({"a": 1000.0}, [fine, fine, hot, fine, fine])
+    monkeypatch.setattr(bench_rounds, "clock_for", lambda device: clock)
+    chunks = timed([Loop("a")], settings=replace(QUICK, max_rounds=16))
+    dropped = [{one.dropped for one in chunk} for chunk in chunks]
+    assert dropped == [{""}, {"hw_thermal_slowdown"}, {"hw_thermal_slowdown"}, {""}]
+    for chunk in chunks:
+        assert [one.conditions is None for one in chunk] == [True, True, True, False]
+    seen = chunks[1][-1].conditions
+    assert seen is not None
+    assert Conditions.from_dict(seen["before"]) == fine
+    assert Conditions.from_dict(seen["after"]) == hot
+
+
+def test_a_round_is_stored_as_before_unless_there_is_more_to_say() -> None:
+    plain = Round(3, ("a",), {"a": 1.0}, {"a": 1.0}, {"a": 0.5}, {"a": 2})
+    assert set(plain.to_dict()) == {"index", "order", "run_us", "host_us", "prepare_us", "calls"}
+    assert Round.from_dict(plain.to_dict()) == plain
+    said = replace(plain, conditions={"before": {"sm_mhz": 1}}, dropped="hw_slowdown")
+    assert Round.from_dict(json.loads(json.dumps(said.to_dict()))) == said
+
+
+def test_phases_are_told_in_order() -> None:
+    told: list[str] = []
+    time_cell(
+        [Loop("a"), Loop("b")],
+        CELL,
+        FACTS,
+        seed=1,
+        device="cpu",
+        make_arena=lambda placement: PlainArena("cpu", placement),
+        settings=replace(QUICK, max_rounds=4),
+        first_round=0,
+        go_on=lambda rounds: True,
+        phase=told.append,
+    )
+    assert told == ["pools", "open a", "open b", "start-up", "rounds", "report", "rounds", "close"]
 
 
 def test_host_clock_keeps_prepare_apart_from_run() -> None:
@@ -236,7 +310,8 @@ def test_host_clock_keeps_prepare_apart_from_run() -> None:
         def close(self) -> None: ...
 
     nothing: Any = None
-    times = HostClock().measure(Sleeper(), [Launch(nothing, nothing)] * 3)
+    times = HostStand(Sleeper(), lambda calls: [Launch(nothing, nothing)] * calls).measure(3)
+    assert times.calls == 3
     assert times.run_us == times.host_us >= 2000.0
     assert times.prepare_us >= 4000.0
 

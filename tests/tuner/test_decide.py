@@ -205,6 +205,25 @@ def test_plan_ends_when_the_rounds_are_used_up_even_for_a_late_route() -> None:
     assert decide(known, TEST).standings[1].state is State.EXHAUSTED
 
 
+def test_dropped_rounds_do_not_count_and_too_many_of_them_leave_the_cell_undecided() -> None:
+    def dropped(rounds: list[Round]) -> list[Round]:
+        return [replace(one, dropped="hw_thermal_slowdown") for one in rounds]
+
+    good = rounds_of(40, ctx=2.0, fast=1.0)
+    few = evidence(FAST, rounds=good + dropped(rounds_of(8, 40, ctx=1.0, fast=9.0)))
+    assert decide(few, TEST).decision.route == "fast"
+    assert decide(few, TEST).decision.speedup == 2.0
+    assert plan_next(few, TEST) == ()
+    many = evidence(FAST, rounds=good + dropped(rounds_of(12, 40, ctx=2.0, fast=1.0)))
+    assert decide(many, TEST).decision.route is None
+    assert plan_next(many, TEST) == ("ctx", "fast")  # more rounds may outweigh them
+    spent = evidence(FAST, rounds=good + dropped(rounds_of(88, 40, ctx=2.0, fast=1.0)))
+    assert plan_next(spent, TEST) == ()
+    answer = decide(spent, TEST).decision
+    assert (answer.route, answer.reason) == (None, Reason.UNDECIDED)
+    assert answer.detail == "88 of 128 rounds were dropped: hw_thermal_slowdown"
+
+
 def test_a_route_may_not_compete_with_itself() -> None:
     with pytest.raises(ValueError, match="must differ"):
         evidence(Candidate("ctx", SAFE))

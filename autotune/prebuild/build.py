@@ -85,6 +85,9 @@ def prebuild(
         "list_only": list_only,
     }
     environment = {**os.environ, **toolchain.environment(stub, arch, work)}
+    # the child may be another interpreter; it must find this very package, wherever it is started
+    paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment.pop("FLASHINFER_DISABLE_JIT", None)
     log = work / "prebuild.log"
     outcome: Outcome | None = None
@@ -97,6 +100,7 @@ def prebuild(
             stderr=errors,
             text=True,
             env=environment,
+            cwd=work,
         ) as child,
     ):
         assert child.stdin is not None and child.stdout is not None
@@ -127,13 +131,13 @@ def prebuild(
 def _manifest(
     kept: Manifest | None, values: dict[str, Any], toolchain: Toolchain, arch: str, out: Path
 ) -> Manifest:
-    new = Manifest(values["flashinfer"], values["commit"], toolchain.cuda, arch)
+    new = Manifest(values["flashinfer"], values["commit"], values["tvm_ffi"], toolchain.cuda, arch)
     if kept is None:
         return new
     if kept.build_of() != new.build_of():
         raise PrebuildError(
-            f"{out} holds modules of FlashInfer {kept.flashinfer}, CUDA {kept.cuda}, compute capability "
-            f"{kept.compute_capability}, not {new.flashinfer}, {new.cuda}, {arch}: give another folder"
+            f"{out} holds modules of FlashInfer {' '.join(kept.build_of())} (version, commit, tvm-ffi, CUDA, "
+            f"compute capability), not of {' '.join(new.build_of())}: give another folder"
         )
     return kept
 

@@ -143,6 +143,7 @@ class Opened:
             self.session.run(operands.out)
             if operands.out.is_cuda:
                 torch.cuda.synchronize(operands.out.device)
+        stage.trial.launched("")  # what dies from here on is our own code
         stage.tally.launches += 1
         if places := self.arena.overwritten():
             raise FindingError(FailureKind.OUT_OF_BOUNDS_WRITE, f"{'; '.join(places[:3])} ({text})")
@@ -266,6 +267,7 @@ class Stage:
             trial.launched(what)
             with _calling(what):
                 session = trial.route.open(capacity, allocate)
+            trial.launched("")
             try:
                 yield Opened(self, arena, session)
             except BaseException:

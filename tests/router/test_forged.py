@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -72,12 +73,10 @@ def naive(router: Router, batch: int, kv: int | None) -> str | None:
 @given(forgeries())
 @settings(max_examples=300, deadline=None)
 def test_a_forged_table_is_refused_or_says_what_it_reads(data: bytes) -> None:
-    path = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "autotune-forged-table.yaml"
-    path.write_bytes(data)
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.yaml"
+        path.write_bytes(data)
         router = Router.load(path, facts=samples.FACTS)
-    finally:
-        path.unlink()
     bound = router.bind(samples.SHAPE, samples.DTYPES, max_context=4096)
     for batch in (1, 2, 3, 4, 5, 8, 9):
         for kv in (3, 4, 1024, 1025, 4096, 4097, None):

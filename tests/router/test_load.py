@@ -171,12 +171,10 @@ def test_one_log_line_per_load_and_per_kind_of_miss(path: Path, caplog: pytest.L
     assert router.digest in caplog.text
     caplog.clear()
     odd: Any = "2"
-    for _ in range(50):
-        bound = router.bind(samples.SHAPE, samples.DTYPES, max_context=4096)
-        bound.route(2, 4, 100)
-        bound.route(1, 4, 100)
-        assert not caplog.records  # a decided cell is no miss
-        break
+    bound = router.bind(samples.SHAPE, samples.DTYPES, max_context=4096)
+    bound.route(2, 4, 100)
+    bound.route(1, 4, 100)
+    assert not caplog.records  # a decided cell is no miss
     for _ in range(50):
         for call in ((99, 4, 100), (2, 99, 100), (2, 4, 5000), (odd, 4, 100)):
             router.bind(samples.SHAPE, samples.DTYPES, max_context=4096).route(*call)

@@ -68,6 +68,8 @@ class Recipe:
         table_garbage: value of page-table entries past a row's live pages.
         dead_pages: pages in the pool that no row owns; a shuffled or far-end order needs some.
         pool_pages: total pages; None: live + dead. With ``far_end`` a large number puts live pages past it.
+        fill_dead: write hostile values into pages that no row owns. False leaves them untouched, so that a
+            pool of many GiB costs only its live pages where memory is mapped on first touch.
     """
 
     kv_lens: tuple[int, ...]
@@ -78,6 +80,7 @@ class Recipe:
     table_garbage: int = 0
     dead_pages: int = 3
     pool_pages: int | None = None
+    fill_dead: bool = True
 
 
 @dataclass(slots=True)
@@ -178,8 +181,10 @@ def position_code(row: int, tokens: torch.Tensor, dim: int) -> torch.Tensor:
     return (mixed % 17 - 8).to(torch.float32)
 
 
-def build(arena: Arena, column: Column, recipe: Recipe, device: str) -> Operands:
-    """Make the operands of one launch inside ``arena``.
+def build(
+    arena: Arena, column: Column, recipe: Recipe, device: str, *, pool: Arena | None = None
+) -> Operands:
+    """Make the operands of one launch inside ``arena``, the KV pool inside ``pool`` if given.
 
     Raises:
         ValueError: the recipe does not fit the column (a length past max_context, too few pages).
@@ -196,10 +201,15 @@ def build(arena: Arena, column: Column, recipe: Recipe, device: str) -> Operands
     counts = [pages_of(kv_len, page) for kv_len in recipe.kv_lens]
     owned = _assign_pages(recipe, counts, total, generator)
     k, v = _kv_pool(
-        arena, shape.kv_layout, total, page, kv_heads, (shape.head_dim, shape.head_dim_vo), kv_dtype
+        pool or arena, shape.kv_layout, total, page, kv_heads, (shape.head_dim, shape.head_dim_vo), kv_dtype
     )
-    k.fill_(HOSTILE_K)
-    v.fill_(HOSTILE_V)
+    if recipe.fill_dead:
+        k.fill_(HOSTILE_K)
+        v.fill_(HOSTILE_V)
+    else:  # the tails of live pages are hostile all the same
+        live = torch.tensor([page_id for ids in owned for page_id in ids], device=device)
+        k[live] = HOSTILE_K
+        v[live] = HOSTILE_V
 
     if recipe.query_stride is QueryStride.PACKED_QKV:
         packed = arena.tensor("qkv", (rows, heads + 2 * kv_heads, shape.head_dim), q_dtype)

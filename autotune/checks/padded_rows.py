@@ -1,0 +1,61 @@
+"""``padded_rows``: rows that an engine added to reach a captured size.
+
+Their ``seq_lens`` is the engine's pad value (and that plus q_len, where the engine adds it), their page table
+row is all zeros. Live rows must be right beside them; padded rows must be written and finite, because later
+layers read them, whatever they hold.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from autotune.arena.operands import Operands, Recipe
+from autotune.checks import lengths
+from autotune.checks.launch import Stage, conduct
+
+if TYPE_CHECKING:
+    from autotune.checks.base import Trial
+    from autotune.domain.verdict import CheckResult
+
+
+class PaddedRows:
+    """Some rows padded (the last half, as engines do), then all."""
+
+    name = "padded_rows"
+    version = 1
+
+    def applies(self, trial: Trial) -> str | None:
+        """Always; a batch of one can only be padded as a whole."""
+        return None
+
+    def run(self, trial: Trial) -> CheckResult:
+        """See :class:`autotune.checks.base.Check`."""
+        return conduct(self, trial, self._launches)
+
+    def _launches(self, stage: Stage) -> None:
+        trial, size = stage.trial, stage.trial.column.batch_size
+        rng = random.Random(stage.seed(0))
+        pads = [trial.pad_value, trial.pad_value + trial.column.q_len]
+        pads = [pad for pad in pads if pad <= trial.column.max_context]
+        live_counts = [(size + 1) // 2, 0] if size > 1 else [0]
+        cases = [(pad, live) for pad in pads for live in live_counts]
+        recipes = []
+        for index, (pad, live) in enumerate(cases):
+            # a row needs a token to be built; `_pad` then writes the engine's value, which may be 0
+            kv_lens = (*lengths.short(trial, rng, live), *[max(1, pad)] * (size - live))
+            recipes.append(Recipe(kv_lens, seed=stage.seed(index + 1)))
+        with stage.opened(max(recipes, key=lambda recipe: sum(recipe.kv_lens))) as opened:
+            for (pad, live), recipe in zip(cases, recipes, strict=True):
+                operands = opened.build(recipe)
+                _pad(operands, live, pad)
+                label = f"{size - live} of {size} rows padded with {pad}"
+                opened.launch(operands, label, live=range(live))
+
+
+def _pad(operands: Operands, live: int, pad: int) -> None:
+    step = operands.step
+    step.seq_lens[live:] = pad
+    step.page_table[live:] = 0
+    if step.host_kv_lens is not None:
+        step.host_kv_lens = (*step.host_kv_lens[:live], *[pad] * (step.batch_size - live))

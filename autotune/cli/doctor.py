@@ -1,0 +1,123 @@
+"""``autotune doctor``: what is here, and what is missing for a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli.options import DEFAULT_DB, Db, Json
+
+# A finding is fine, missing, or only worth knowing.
+MARKS = {True: ("ok", "green"), False: ("missing", "bold red"), None: ("note", "dim")}
+
+
+def command(
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="PROFILE", help="Check for this profile; whatever is here if left out."
+        ),
+    ] = None,
+    db: Db = DEFAULT_DB,
+    json: Json = False,
+) -> int:
+    """Examine this machine: device, guarded memory, routes, database.
+
+    Exit 1 if something is missing. The "facts" of --json are what Router.load(facts=...) compares with.
+    """
+    from rich.text import Text
+
+    from autotune.cli.output import print_json, print_text
+
+    findings = [*_device(gpu), *_memory(), *_routes(), *_packages(), *_database(db)]
+    facts = next((item["facts"] for item in findings if "facts" in item), None)
+    if json:
+        shown = [{key: value for key, value in item.items() if key != "facts"} for item in findings]
+        print_json({"facts": facts, "findings": shown})
+    else:
+        for item in findings:
+            mark, style = MARKS[item["ok"]]
+            print_text(Text.assemble((f"{mark:8}", style), f"{item['what']}: {item['detail']}"))
+    return int(any(item["ok"] is False for item in findings))
+
+
+def _finding(what: str, ok: bool | None, detail: str, **more: Any) -> dict[str, Any]:
+    return {"what": what, "ok": ok, "detail": detail, **more}
+
+
+def _device(gpu: str | None) -> list[dict[str, Any]]:
+    from autotune.hardware.collect import collect
+    from autotune.hardware.errors import HardwareError
+    from autotune.hardware.match import present, require
+    from autotune.space.library import profiles
+    from autotune.space.space import load_profile
+
+    try:
+        facts = require(load_profile(gpu).device) if gpu else collect()
+    except HardwareError as error:
+        return [_finding("device", False, str(error), facts=collect("cpu").to_dict())]
+    matching = [name for name in profiles() if load_profile(name).device.matches(facts)]
+    found = [_finding("device", True, present(facts), facts=facts.to_dict())]
+    for part in (facts.hardware, facts.software, facts.informative):
+        found += [_finding(key, None, str(value)) for key, value in part.items()]
+    found.append(
+        _finding("profile", bool(matching), ", ".join(matching) or "no --gpu profile names this device")
+    )
+    return found
+
+
+def _memory() -> list[dict[str, Any]]:
+    """A real guarded tensor, written to its last byte."""
+    import torch
+
+    from autotune.arena.base import Placement
+    from autotune.arena.factory import default_kind, open_arena
+
+    try:
+        with open_arena(default_kind("cpu"), "cpu", Placement.TAIL) as arena:
+            arena.tensor("probe", (3, 5), torch.float32).fill_(1.0)
+            touched = arena.overwritten()
+    except Exception as error:
+        return [_finding("guarded memory", False, f"{type(error).__name__}: {error}")]
+    return [_finding("guarded memory", not touched, f"{arena.kind}: mapped, written, canaries intact")]
+
+
+def _routes() -> list[dict[str, Any]]:
+    from autotune.routes import registry
+
+    found = [_finding("routes", True, ", ".join(registry.routes()))]
+    return found + [_finding("route", False, str(error)) for error in registry.load_errors()]
+
+
+def _packages() -> list[dict[str, Any]]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for name, purpose in (
+        ("flashinfer-python", "CUDA routes: pip install 'kernel-autotune[gpu]'"),
+        ("cuda-bindings", "guarded CUDA memory: pip install 'kernel-autotune[gpu]'"),
+        ("psycopg", "a PostgreSQL store: pip install 'kernel-autotune[postgres]'"),
+    ):
+        try:
+            found.append(_finding(name, None, version(name)))
+        except PackageNotFoundError:
+            found.append(_finding(name, None, f"not installed; needed for {purpose}"))
+    return found
+
+
+def _database(url: str) -> list[dict[str, Any]]:
+    """Opens an existing database; does not make one."""
+    from autotune.cli.context import missing_file
+    from autotune.store.database import open_database
+    from autotune.store.errors import StoreError
+    from autotune.store.repository import Repository
+
+    if (path := missing_file(url)) is not None:
+        return [_finding("database", None, f"{path} does not exist yet; run makes it")]
+    try:
+        with open_database(url) as database:
+            studies = Repository(database).studies()
+            return [_finding("database", True, f"{database.where}: {len(studies)} studies")]
+    except StoreError as error:
+        return [_finding("database", False, str(error))]

@@ -1,0 +1,97 @@
+"""``autotune plan``: what a run would do, on any machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import EngineName, Gpu, Json, SpaceFile
+
+if TYPE_CHECKING:
+    from autotune.space.grid import Entry
+
+
+def command(
+    gpu: Gpu = None, engine: EngineName = "generic", space: SpaceFile = None, json: Json = False
+) -> int:
+    """List cells, columns, routes and the estimated time of a run. Needs no GPU."""
+    from autotune.cli.context import all_routes, ask
+    from autotune.cli.output import print_json, print_text
+    from autotune.hardware.memory import too_large
+    from autotune.tuner.cost import predict_all
+
+    grid = ask(gpu, engine, space).grid
+    device = grid.space.device
+    place = grid.engine.on(grid.architecture)
+    memory = device.memory_gib or None
+    large = sum(
+        memory is not None and too_large(item.cell, memory, workspace_bytes=grid.engine.workspace_bytes)
+        for item in grid.cells
+    )
+    known = sorted(all_routes(device.kind))
+    seconds = predict_all((item.cell for item in grid.cells), device.kind, max(2, len(place.deployable)))
+    plan: dict[str, Any] = {
+        "gpu": grid.space.gpu,
+        "device": str(device),
+        "engine": grid.engine.name,
+        "mode": place.mode,
+        "fallback": list(place.fallback),
+        "stock": place.stock,
+        "deployable": list(place.deployable),
+        "installed": known,
+        "objectives": list(grid.space.objectives),
+        "columns": len(grid.columns),
+        "cells": len(grid.cells),
+        "too_large": large,
+        "kv_rows_past_max_context": list(grid.dropped_kv),
+        "estimated_seconds": round(seconds, 1),
+        "entries": [_entry(entry) for entry in grid.entries],
+    }
+    if json:
+        print_json(plan)
+    else:
+        print_text(_text(plan))
+    return 0
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    shape = entry.shape
+    return {
+        "heads": f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim}",
+        "page_size": shape.page_size,
+        "kv_layout": shape.kv_layout,
+        "window_left": shape.window_left,
+        "sinks": shape.sinks,
+        "dtypes": entry.dtypes.to_dict(),
+        "q_len": entry.q_len,
+        "max_context": entry.max_context,
+        "batch_size": list(entry.batch_sizes),
+        "eager": [list(interval) for interval in entry.intervals],
+        "kv_len": [high for _, high in entry.rows],
+        "models": list(entry.models),
+    }
+
+
+def _text(plan: dict[str, Any]) -> str:
+    minutes = plan["estimated_seconds"] / 60
+    took = f"{plan['estimated_seconds']:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
+    lines = [
+        f"{plan['gpu']}: {plan['device']}, engine {plan['engine']} ({plan['mode']} mode)",
+        f"fallback: {', then '.join(plan['fallback'])}; stock: {plan['stock']}",
+        f"deployable: {', '.join(plan['deployable'])}",
+        f"installed here: {', '.join(plan['installed']) or 'none of them'}",
+        f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
+        f"estimated: {took} beside the self-test",
+    ]
+    for entry in plan["entries"]:
+        dtypes = entry["dtypes"]
+        lines.append(
+            f"  {entry['heads']} page {entry['page_size']} {dtypes['q']}/{dtypes['kv']}/{dtypes['out']} "
+            f"q_len {entry['q_len']}: batch {_list(entry['batch_size'])}, kv {_list(entry['kv_len'])}"
+            + (f", eager {entry['eager']}" if entry["eager"] else "")
+            + f"  [{'; '.join(entry['models'])}]"
+        )
+    return "\n".join(lines)
+
+
+def _list(values: list[int]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,87 @@
+"""What a run did, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import exp, log
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotune.domain.decision import Reason
+from autotune.report.grid import table_text
+
+if TYPE_CHECKING:
+    from autotune.tuner.publish import Published
+    from autotune.tuner.run import OpenedRun
+    from autotune.tuner.tuner import Progress
+
+
+def no_safe_route(published: Published) -> int:
+    """Cells in which not even the fallback is proven safe."""
+    return sum(cell.decision.reason is Reason.NO_SAFE_ROUTE for cell in published.cells)
+
+
+def summary_json(run: OpenedRun, progress: Progress, published: Published) -> dict[str, Any]:
+    """Counts, decisions, accusations, where the table is."""
+    cells = published.cells
+    faster = [cell.decision.speedup for cell in cells if cell.decision.route and cell.decision.speedup]
+    stored = run.repository.summary(run.study)
+    return {
+        "table": str(published.path),
+        "digest": published.digest,
+        "study": run.study.id,
+        "cells": progress.cells,
+        "settled": progress.settled,
+        "settled_by_this_call": progress.now,
+        "out_of_budget": progress.out_of_budget,
+        "answers": dict(Counter(cell.decision.route or "fallback" for cell in cells)),
+        "reasons": dict(Counter(cell.decision.reason.value for cell in cells)),
+        "checks": dict(stored.checks),
+        "kills": stored.kills,
+        "retries": stored.retries,
+        "geomean_speedup_where_routed": exp(sum(log(s) for s in faster) / len(faster)) if faster else None,
+        "margin": run.study.margin,
+        "multiplicity": run.study.multiplicity,
+        "unsafe": [
+            {
+                "route": item.route,
+                "kind": item.kind,
+                "cell": item.cell,
+                "detail": item.detail,
+                "repro": item.repro,
+            }
+            for item in published.table.unsafe
+        ],
+    }
+
+
+def summary_text(run: OpenedRun, progress: Progress, published: Published) -> RenderableType:
+    """The letter grid, then what it rests on."""
+    data = summary_json(run, progress, published)
+    answers = ", ".join(f"{count} {name}" for name, count in sorted(data["answers"].items()))
+    reasons = ", ".join(f"{count} {name}" for name, count in sorted(data["reasons"].items()))
+    checks = ", ".join(f"{count} {name}" for name, count in sorted(data["checks"].items())) or "none"
+    open_cells = data["cells"] - data["settled"]
+    lines = [
+        "",
+        f"{data['settled']} of {data['cells']} cells settled, {data['settled_by_this_call']} by this call",
+    ]
+    if open_cells and data["out_of_budget"]:
+        lines[-1] += "; budget spent, the same command goes on"
+    elif open_cells:
+        lines[-1] += "; the same command goes on"
+    lines += [f"answers: {answers}", f"reasons: {reasons}", f"proof rows: {checks}"]
+    if data["geomean_speedup_where_routed"]:
+        lines.append(
+            f"where routed: {data['geomean_speedup_where_routed']:.2f} x the fallback's speed "
+            f"(geometric mean; margin {data['margin']:g}, {data['multiplicity']} possible claims)"
+        )
+    if without := no_safe_route(published):
+        detail = next(
+            cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.NO_SAFE_ROUTE
+        )
+        lines.append(f"NO SAFE ROUTE in {without} cells, first: {detail}")
+    lines.append(f"table: {data['table']}")
+    return Group(table_text(published.table), Text("\n".join(lines)))

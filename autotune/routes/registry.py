@@ -1,0 +1,190 @@
+"""Which routes there are: ours, and those that other packages add.
+
+A package adds routes through the entry-point group ``autotune.routes``; ours need no entry point, so that a
+source checkout works uninstalled. What cannot be loaded is recorded (:func:`load_errors`) and skipped: a
+foreign package must not be able to stop a run. Importing this module imports neither torch nor a route.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.routes.base import Route
+
+GROUP = "autotune.routes"
+
+# name -> where it lives, and the kind of device it runs on. A route whose device is not asked for is not
+# imported: a CPU run must not need a GPU library.
+BUILT_IN = {
+    "torch-sdpa": ("autotune.routes.torch_sdpa:TorchSdpa", "cpu"),
+    "torch-splitkv": ("autotune.routes.torch_splitkv:TorchSplitKv", "cpu"),
+}
+
+# As in a table's legend and on the command line.
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+NAME_RULE = "lower-case letters and digits, parts joined by '-'"
+RESERVED = frozenset({"fallback", "stock"})  # words of the table and of an engine's miss policy
+
+
+class UnknownRoute(ValueError):  # noqa: N818 - a lookup's answer, named like one
+    """No route has this name; the message lists those that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteLoadError:
+    """One entry point that gave no route.
+
+    Attributes:
+        name: the entry point's name.
+        source: the distribution that declares it and what it points to.
+        reason: why it was skipped, in one line.
+    """
+
+    name: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"route {self.name!r} from {self.source} was skipped: {self.reason}"
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    routes: dict[str, Route]
+    errors: tuple[RouteLoadError, ...]
+
+
+class _SkippedError(Exception):
+    """Why an entry point gives no route."""
+
+
+def routes(device: str | None = None) -> dict[str, Route]:
+    """All routes by name, ours first, others in the order of their names.
+
+    Args:
+        device: ``cpu`` or ``cuda``, with or without an index: leaves out our routes for other devices.
+            Others' routes say in ``supports`` what they run on. None: all.
+    """
+    return dict(_load(device.partition(":")[0] if device else None).routes)
+
+
+def load_errors() -> list[RouteLoadError]:
+    """The entry points that were skipped; [] if none."""
+    return list(_load(None).errors)
+
+
+def get(name: str) -> Route:
+    """The route called ``name``.
+
+    Raises:
+        UnknownRoute: there is none.
+    """
+    known = routes()
+    if name not in known:
+        skipped = [str(error) for error in load_errors() if error.name == name]
+        raise UnknownRoute(
+            "; ".join([f"unknown route {name!r}: there are {', '.join(sorted(known))}", *skipped])
+        )
+    return known[name]
+
+
+def reload() -> None:
+    """Forget what was loaded: ``sys.path`` changed, or a package was installed."""
+    importlib.invalidate_caches()
+    _load.cache_clear()
+
+
+@cache
+def _load(device: str | None) -> _Loaded:
+    found: dict[str, Route] = {}
+    for name, (target, kind) in BUILT_IN.items():
+        if device in (None, kind):
+            module, _, attribute = target.partition(":")
+            found[name] = getattr(importlib.import_module(module), attribute)()
+    foreign, errors = _foreign(entry_points(group=GROUP))
+    return _Loaded({**found, **foreign}, errors)
+
+
+def _foreign(points: Iterable[EntryPoint]) -> tuple[dict[str, Route], tuple[RouteLoadError, ...]]:
+    found: dict[str, Route] = {}
+    errors = []
+    seen: set[tuple[str, str]] = set()
+    for point in sorted(points, key=lambda point: (point.name, point.value)):
+        # our own entry points, and a distribution that sys.path shows twice
+        if (point.name, point.value) in seen or BUILT_IN.get(point.name, ("",))[0] == point.value:
+            continue
+        seen.add((point.name, point.value))
+        try:
+            if point.name in BUILT_IN:
+                raise _SkippedError("the name is a built-in route's; choose another")
+            if point.name in found:
+                raise _SkippedError("another entry point has this name already")
+            found[point.name] = _route(point)
+        except _SkippedError as refusal:
+            errors.append(RouteLoadError(point.name, _source(point), str(refusal)))
+    return found, tuple(errors)
+
+
+def _route(point: EntryPoint) -> Route:
+    if not NAME.fullmatch(point.name):
+        raise _SkippedError(f"a name is {NAME_RULE}")
+    if point.name in RESERVED:
+        raise _SkippedError("the name has a meaning of its own in a table; choose another")
+    try:
+        made = point.load()()
+    except (Exception, SystemExit) as error:  # whatever a foreign module does when it is imported
+        raise _SkippedError(f"it cannot be loaded: {_one_line(error)}") from error
+    try:
+        problem = _misfit(made, point.name)
+    except Exception as error:  # a property of a foreign object
+        raise _SkippedError(f"it cannot be asked what it is: {_one_line(error)}") from error
+    if problem:
+        raise _SkippedError(problem)
+    route: Route = made
+    return route
+
+
+def _misfit(made: Any, name: str) -> str | None:
+    """What keeps ``made`` from being a route, or None."""
+    from autotune.routes.base import Capture, Family, Need
+
+    for attribute in ("name", "family", "capture", "needs", "deterministic", "version", "supports", "open"):
+        if not hasattr(made, attribute):
+            return f"it has no {attribute!r}, which a route must have"
+    if made.name != name:
+        return f"the route calls itself {made.name!r}; entry point and route must agree"
+    for attribute, kind in (("family", Family), ("capture", Capture), ("deterministic", bool)):
+        if not isinstance(getattr(made, attribute), kind):
+            return f"{attribute} is {getattr(made, attribute)!r}, not a {kind.__name__}"
+    if not isinstance(made.version, int) or isinstance(made.version, bool):
+        return f"version is {made.version!r}, not an integer"
+    if not isinstance(made.needs, frozenset) or not all(isinstance(need, Need) for need in made.needs):
+        return f"needs is {made.needs!r}, not a frozenset of Need"
+    for method in ("supports", "open"):
+        if not callable(getattr(made, method)):
+            return f"{method} is not a method"
+        try:
+            inspect.signature(getattr(made, method)).bind(None, None)
+        except TypeError:
+            return f"{method} does not take two arguments"
+        except ValueError:  # a builtin without a signature
+            continue
+    return None
+
+
+def _source(point: EntryPoint) -> str:
+    dist = point.dist
+    return f"{dist.name} {dist.version} ({point.value})" if dist else point.value
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,181 @@
+"""Safety proofs: one row a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table, and_, or_, select
+
+from autotune.domain.cell import Cell, Column
+from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
+from autotune.store.models import ColumnRow, ProofRow
+from autotune.store.records import Fingerprint, Proof
+from autotune.store.statements import Statements, on, split
+from autotune.store.types import utc_now
+
+PROOF_KEY = (
+    "hardware_id",
+    "software_id",
+    "column_id",
+    "cell_id",
+    "route",
+    "route_version",
+    "check_name",
+    "check_version",
+)
+
+
+class Proofs(Statements):
+    """Results of checks, bound to a fingerprint."""
+
+    def save_proof(
+        self,
+        fingerprint: Fingerprint,
+        target: Column | Cell,
+        route: str,
+        route_version: int,
+        result: CheckResult,
+        repro: str = "",
+    ) -> None:
+        """Store one check's result; see :meth:`save_proofs`."""
+        self.save_proofs(fingerprint, target, route, route_version, [(result, repro)])
+
+    def save_proofs(
+        self,
+        fingerprint: Fingerprint,
+        target: Column | Cell,
+        route: str,
+        route_version: int,
+        results: Iterable[tuple[CheckResult, str]],
+    ) -> None:
+        """Store ``(result, repro)`` of several checks of one route.
+
+        The key is fingerprint, target, route, route version, check and check version. The first result
+        under a key stays, with two exceptions: one that says nothing (``unproven``) gives way to any later
+        one, and a ``failed`` one replaces anything, since a fault seen once is a fault. No call can lift a
+        failure.
+
+        Args:
+            target: the column, or a cell for the launch that its KV row adds.
+        """
+        column, cell_id = split(target)
+        rows = [
+            {
+                "hardware_id": fingerprint.hardware_id,
+                "software_id": fingerprint.software_id,
+                "column_id": column.id,
+                "cell_id": cell_id,
+                "route": route,
+                "route_version": route_version,
+                "check_name": result.check,
+                "check_version": result.version,
+                "status": result.status.value,
+                "kind": result.kind.value if result.kind else None,
+                "reason": result.reason.value if result.reason else None,
+                "detail": result.detail,
+                "launches": result.launches,
+                "worst_error": result.worst_error,
+                "seed": result.seed,
+                "requires": list(result.requires),
+                "limits": list(result.limits),
+                "placements": list(result.placements),
+                "slack": result.slack,
+                "repro": repro,
+                "created_at": utc_now(),
+            }
+            for result, repro in results
+        ]
+        if not rows:
+            return
+        with self.database.write() as connection:
+            self._add_column(connection, column)
+            self._put(connection, ProofRow, PROOF_KEY, rows, only_if=_stricter)
+        self._known_columns.add(column.id)
+
+    def proofs(
+        self,
+        fingerprint: Fingerprint,
+        target: Column | Cell,
+        route: str,
+        route_version: int,
+        versions: Mapping[str, int] | None = None,
+    ) -> list[CheckResult]:
+        """The stored results of one route, at most one per check, oldest first.
+
+        Args:
+            target: a column (rows about it as a whole) or a cell (rows about its own launch).
+            versions: the checks' versions of this code: results of any other version or check do not count.
+                None: the newest stored version of each check, for display.
+        """
+        column, cell_id = split(target)
+        query = (
+            select(ProofRow)
+            .where(
+                on(ProofRow, fingerprint),
+                ProofRow.column_id == column.id,
+                ProofRow.cell_id == cell_id,
+                ProofRow.route == route,
+                ProofRow.route_version == route_version,
+            )
+            .order_by(ProofRow.check_version, ProofRow.id)
+        )
+        newest: dict[str, ProofRow] = {}
+        with self.database.read() as session:
+            for row in session.scalars(query):
+                if versions is None or versions.get(row.check_name) == row.check_version:
+                    newest[row.check_name] = row
+            return [_result(row) for row in sorted(newest.values(), key=lambda row: row.id)]
+
+    def all_proofs(self, fingerprint: Fingerprint) -> list[Proof]:
+        """Every stored proof row of a fingerprint, every version, oldest first."""
+        query = (
+            select(ProofRow, ColumnRow)
+            .join(ColumnRow, ColumnRow.id == ProofRow.column_id)
+            .where(on(ProofRow, fingerprint))
+            .order_by(ProofRow.id)
+        )
+        columns: dict[str, Column] = {}
+        with self.database.read() as session:
+            found = []
+            for row, column in session.execute(query):
+                if column.id not in columns:
+                    columns[column.id] = Column.from_dict(column.spec)
+                found.append(
+                    Proof(
+                        columns[column.id],
+                        row.cell_id or None,
+                        row.route,
+                        row.route_version,
+                        _result(row),
+                        row.repro,
+                        row.created_at,
+                    )
+                )
+            return found
+
+
+def _stricter(table: Table, new: Any) -> ColumnElement[bool]:
+    failed = CheckStatus.FAILED.value
+    return or_(
+        table.c.status == CheckStatus.UNPROVEN.value,
+        and_(new.status == failed, table.c.status != failed),
+    )
+
+
+def _result(row: ProofRow) -> CheckResult:
+    return CheckResult(
+        check=row.check_name,
+        version=row.check_version,
+        status=CheckStatus(row.status),
+        seed=row.seed,
+        kind=FailureKind(row.kind) if row.kind else None,
+        reason=UnprovenReason(row.reason) if row.reason else None,
+        detail=row.detail,
+        launches=row.launches,
+        worst_error=row.worst_error,
+        requires=tuple(row.requires),
+        limits=tuple(row.limits),
+        placements=tuple(row.placements),
+        slack=row.slack,
+    )

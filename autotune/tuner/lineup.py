@@ -1,0 +1,75 @@
+"""Which routes stand for a column: the fallback, the stock route, the candidates, and why others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autotune.domain.verdict import Status, Verdict
+from autotune.routes.registry import BUILT_IN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from autotune.domain.cell import Column
+    from autotune.domain.fingerprint import Facts
+    from autotune.routes.base import Route
+    from autotune.space.engine import Engine
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """The routes of one column under one engine.
+
+    Attributes:
+        fallback: the first of the engine's list that supports the column; None if none does.
+        stock: what the engine calls by itself, if it supports the column.
+        runners: every supported route, the fallback first: proven and timed.
+        deployable: runners that the engine can call; the others are measured and shown as advice.
+        unsupported: a verdict for each route that is no runner.
+    """
+
+    fallback: Route | None
+    stock: str | None
+    runners: tuple[Route, ...]
+    deployable: frozenset[str]
+    unsupported: Mapping[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def candidates(self) -> tuple[Route, ...]:
+        """Runners other than the fallback."""
+        return tuple(route for route in self.runners if route is not self.fallback)
+
+
+def line_up(column: Column, routes: Mapping[str, Route], engine: Engine, arch: str, facts: Facts) -> Lineup:
+    """Ask every route whether it takes ``column`` here.
+
+    A third party's ``supports`` that raises makes its route unsupported: it cannot stop a run.
+    """
+    supported: dict[str, Route] = {}
+    unsupported: dict[str, Verdict] = {}
+    for name, route in routes.items():
+        try:
+            reason = route.supports(column, facts)
+        except Exception as error:
+            reason = f"supports() raised {type(error).__name__}: {error}"
+        if reason is None:
+            supported[name] = route
+        else:
+            unsupported[name] = Verdict(Status.UNSUPPORTED, reason=reason)
+    fallback = next((supported[name] for name in engine.fallback(arch) if name in supported), None)
+    stock = engine.stock(arch)
+    can_deploy = frozenset(
+        name
+        for name, route in supported.items()
+        if engine.can_deploy(arch, name, built_in=name in BUILT_IN)
+        and all(need.value in engine.offers for need in route.needs)
+    )
+    others = [route for route in supported.values() if route is not fallback]
+    return Lineup(
+        fallback=fallback,
+        stock=stock if stock in supported else None,
+        runners=(fallback, *others) if fallback is not None else (),
+        deployable=can_deploy,
+        unsupported=unsupported,
+    )

@@ -1,0 +1,148 @@
+"""From a study's stored rows to its table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import autotune
+from autotune.domain.verdict import CheckStatus
+from autotune.table.build import DecidedCell, build_table
+from autotune.table.dump import write_table
+from autotune.table.model import Generated, Policy, Quarantine, RoutingTable, Unsafe
+from autotune.tuner.run import ALPHA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from autotune.domain.fingerprint import Facts
+    from autotune.tuner.run import OpenedRun
+
+# Shown per route and kind; the database has every row.
+UNSAFE_SHOWN = 3
+
+
+def file_name(facts: Facts, engine: str) -> str:
+    """``nvidia-h200.sglang.yaml``: the device's own name, so that a folder of tables can be searched."""
+    if facts.device == "cpu":
+        return f"cpu.{engine}.yaml"
+    slug = re.sub(r"[^a-z0-9]+", "-", str(facts.hardware["name"]).lower()).strip("-")
+    return f"{slug}.{engine}.yaml"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A table that was written: where, its digest, and the decisions in it."""
+
+    path: Path
+    digest: str
+    table: RoutingTable
+    cells: tuple[DecidedCell, ...]
+
+
+def decide_all(run: OpenedRun) -> tuple[DecidedCell, ...]:
+    """The answer of every cell of the study, from its rows; open cells come out unproven."""
+    found = []
+    for item in run.cells:
+        evidence = run.judge.evidence(item.cell)
+        decision = run.judge.outcome(item.cell, evidence).decision
+        verdict = None
+        if decision.route is not None:
+            verdict = run.judge.verdict(run.judge.routes[decision.route], item.cell)
+        found.append(
+            DecidedCell(
+                cell=item.cell,
+                decision=decision,
+                models=item.models,
+                fallback=evidence.fallback,
+                verdict=verdict,
+                fallback_error=evidence.fallback_verdict.worst_error,
+            )
+        )
+    return tuple(found)
+
+
+def accusations(run: OpenedRun) -> tuple[Unsafe, ...]:
+    """Failed rows of the study's columns: a few of each route and kind, with the command that repeats one.
+
+    Rows of another version of the route or of the check do not count here either.
+    """
+    columns = {item.cell.column.id for item in run.cells}
+    versions = {name: route.version for name, route in run.judge.routes.items()}
+    shown: dict[tuple[str, str], int] = {}
+    found = []
+    for proof in run.repository.all_proofs(run.fingerprint):
+        result = proof.result
+        if result.status is not CheckStatus.FAILED or proof.column.id not in columns:
+            continue
+        if versions.get(proof.route) != proof.route_version or not run.book.counts(result):
+            continue
+        assert result.kind is not None
+        key = (proof.route, result.kind.value)
+        shown[key] = shown.get(key, 0) + 1
+        if shown[key] <= UNSAFE_SHOWN:
+            found.append(
+                Unsafe(
+                    route=proof.route,
+                    cell=str(proof.column),
+                    kind=result.kind.value,
+                    detail=f"{result.check}: {result.detail}",
+                    repro=proof.repro,
+                )
+            )
+    return tuple(found)
+
+
+def build(run: OpenedRun) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
+    """The study's table, validated."""
+    cells = decide_all(run)
+    study, target = run.study, run.target
+    stock = target.engine.stock(target.arch)
+    withdrawn = [
+        Quarantine(
+            route=row.route,
+            reason=row.reason,
+            at=row.created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            shape=row.column.shape,
+            dtypes=row.column.dtypes,
+            q_len=row.column.q_len,
+            batch_size=row.column.batch_size,
+        )
+        for row in run.repository.quarantined(run.fingerprint)
+    ]
+    table = build_table(
+        cells,
+        facts=target.facts,
+        generated=Generated(
+            by=f"autotune {autotune.__version__}",
+            at=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            study=study.id,
+        ),
+        policy=Policy(
+            engine=target.engine.name,
+            stock=stock,
+            objective=study.objectives[0],
+            margin=study.margin,
+            tau=0.0,
+            any_false_claim=ALPHA,
+        ),
+        families={name: route.family.value for name, route in run.judge.routes.items()},
+        unsafe=accusations(run),
+        quarantine=withdrawn,
+    )
+    return table, cells
+
+
+def publish(run: OpenedRun, folder: Path) -> Published:
+    """Write the table to ``folder`` and note the export.
+
+    Raises:
+        TableWriteError: the folder cannot be written; nothing of an older table is lost.
+    """
+    table, cells = build(run)
+    path = folder / file_name(run.target.facts, run.target.engine.name)
+    digest = write_table(table, path)
+    run.repository.record_export(run.study, "table", str(path), digest)
+    return Published(path, digest, table, cells)

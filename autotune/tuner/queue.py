@@ -1,0 +1,153 @@
+"""The Optuna study: one trial a cell, asked and told in the parent.
+
+Our own cell table is the queue: a cell is enqueued just before it is asked (enqueueing all of them first
+makes each ask slower than the last). The parameter is one integer, the cell's number; the axes are user
+attributes, so that a dashboard can plot them and a larger space stays compatible.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.store.optuna_storage import rdb_storage
+from autotune.store.records import TrialState as OurState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import optuna
+
+    from autotune.domain.decision import Decision
+    from autotune.store.database import Database
+    from autotune.store.records import Study, StudyCell
+    from autotune.store.repository import Repository
+
+PARAMETER = "cell"
+# One fixed range: a study's distribution may not change while it grows.
+HIGHEST = (1 << 31) - 1
+
+
+def value_of(decision: Decision) -> float:
+    """What Optuna maximises: time(fallback) / time(answer); 1.0 where the answer is the fallback."""
+    return decision.speedup if decision.route is not None and decision.speedup is not None else 1.0
+
+
+class TrialQueue:
+    """Ask and tell for one study. Every call is outside our own write transactions."""
+
+    def __init__(self, database: Database, repository: Repository, study: Study) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._database = database
+        self._repository = repository
+        self._ours = study
+        self._space: dict[str, optuna.distributions.BaseDistribution] = {
+            PARAMETER: optuna.distributions.IntDistribution(0, HIGHEST)
+        }
+        storage = rdb_storage(database)
+        with database.translated():
+            self._study = optuna.create_study(
+                storage=storage,
+                study_name=study.optuna_name,
+                direction="maximize",
+                load_if_exists=True,
+                # every parameter is enqueued: the sampler is never asked
+                sampler=optuna.samplers.RandomSampler(seed=0),
+            )
+        self._current: optuna.Trial | None = None
+
+    def recover(self, cells: Iterable[StudyCell], decisions: Mapping[str, Decision]) -> int:
+        """End the trials that a killed process left behind.
+
+        A trial that was enqueued and never asked would be handed to the next ask: it is asked and failed
+        here. A running one whose cell has its decision was only not told: it is told now. Any other is told
+        as failed, and its cell, which is still pending, gets a new trial. Afterwards the cells with a
+        decision are exactly those with a complete trial, one each.
+
+        Args:
+            cells: the study's.
+            decisions: by cell id.
+
+        Returns:
+            How many were ended.
+        """
+        from optuna.trial import TrialState
+
+        by_number = {item.number: item for item in cells}
+        ended = 0
+        with self._database.translated():
+            while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                self._study.tell(self._study.ask(self._space), state=TrialState.FAIL)
+                ended += 1
+            complete = self._complete()
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                number = trial.params.get(PARAMETER, -1)
+                item = by_number.get(number)
+                decision = decisions.get(item.cell.id) if item is not None else None
+                if decision is not None and number not in complete:
+                    self._study.tell(trial.number, value_of(decision))
+                    complete.add(number)
+                else:
+                    self._study.tell(trial.number, state=TrialState.FAIL)
+                ended += 1
+        ours = self._repository.trials(self._ours)
+        for item in by_number.values():
+            # without a decision it stays "running": the next attempt counts the kill
+            if item.cell.id in decisions and ours[item.cell.id].state is not OurState.COMPLETE:
+                self._repository.finish_trial(self._ours, item.cell, OurState.COMPLETE)
+        return ended
+
+    def _complete(self) -> set[int]:
+        """Numbers of the cells that have a complete trial."""
+        from optuna.trial import TrialState
+
+        done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return {trial.params[PARAMETER] for trial in done}
+
+    def begin(self, item: StudyCell) -> None:
+        """Start the trial of a cell."""
+        with self._database.translated():
+            self._study.enqueue_trial({PARAMETER: item.number}, user_attrs=_axes(item))
+            trial = self._study.ask(self._space)
+        assert trial.params[PARAMETER] == item.number
+        self._current = trial
+        self._repository.begin_trial(self._ours, item.cell, trial.number, trial._trial_id)
+
+    def finish(self, item: StudyCell, decision: Decision) -> None:
+        """Store the decision, then tell Optuna: a kill in between is mended by :meth:`recover`."""
+        trial, self._current = self._current, None
+        assert trial is not None
+        self._repository.save_decision(self._ours, item.cell, decision)
+        self._repository.finish_trial(self._ours, item.cell, OurState.COMPLETE)
+        with self._database.translated():
+            trial.set_user_attr("answer", decision.route or decision.reason.value)
+            self._study.tell(trial, value_of(decision))
+
+    def amend(self, item: StudyCell, decision: Decision) -> None:
+        """Replace the decision of a cell whose trial is complete; Optuna keeps the value that it was told."""
+        self._repository.save_decision(self._ours, item.cell, decision)
+
+    def abandon(self, item: StudyCell, state: OurState) -> None:
+        """End the trial without a decision; the cell stays pending."""
+        from optuna.trial import TrialState
+
+        trial, self._current = self._current, None
+        if trial is None:
+            return
+        self._repository.finish_trial(self._ours, item.cell, state)
+        with self._database.translated():
+            self._study.tell(trial, state=TrialState.FAIL)
+
+
+def _axes(item: StudyCell) -> dict[str, object]:
+    column = item.cell.column
+    shape, dtypes = column.shape, column.dtypes
+    return {
+        "models": ", ".join(item.models),
+        "heads": f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim}",
+        "dtypes": f"{dtypes.q}/{dtypes.kv}/{dtypes.out}",
+        "q_len": column.q_len,
+        "batch_size": column.batch_size,
+        "kv_high": item.cell.kv_high,
+    }

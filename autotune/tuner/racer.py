@@ -1,0 +1,127 @@
+"""Times the proven routes of a cell until its decision needs no more rounds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.bench.record import MIN_GROUP_MS, Round, RoundSettings
+from autotune.domain.verdict import CheckResult, CheckStatus
+from autotune.tuner.book import TIMING, TIMING_VERSION
+from autotune.tuner.decide import plan_next
+from autotune.tuner.prover import seed_of
+from autotune.worker.base import Broken, Failed, JobError
+from autotune.worker.jobs import TimeJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from autotune.bench.eprocess import SignTest
+    from autotune.domain.cell import Cell
+    from autotune.routes.base import Route
+    from autotune.store.records import Study
+    from autotune.store.repository import Repository
+    from autotune.tuner.book import ProofBook
+    from autotune.tuner.deadline import Deadline
+    from autotune.tuner.decide import Evidence
+    from autotune.tuner.target import Target
+    from autotune.worker.worker import Worker
+
+# A cell takes a second or two; this only ends what the step watchdog does not see.
+TIMEOUT_S = 300.0
+
+
+class Racer:
+    """Rounds of one study. Each chunk is committed before anything is concluded from it."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        target: Target,
+        repository: Repository,
+        study: Study,
+        book: ProofBook,
+        test: SignTest,
+        deadline: Deadline,
+    ) -> None:
+        self._worker = worker
+        self._target = target
+        self._repository = repository
+        self._study = study
+        self._book = book
+        self._test = test
+        self._deadline = deadline
+
+    def race(
+        self, cell: Cell, evidence: Evidence, routes: Mapping[str, Route]
+    ) -> tuple[Evidence, str | None]:
+        """Run rounds until :func:`plan_next` wants none, or the deadline passes.
+
+        Args:
+            evidence: what is known of the cell, its stored rounds included.
+
+        Returns:
+            The evidence with the new rounds, and the route that died, if one did. Its death is stored as a
+            failed ``timing`` row: the caller asks for verdicts again, and races those that are left.
+        """
+        seed = seed_of(self._study.seed, cell.id, TIMING)
+        while live := plan_next(evidence, self._test):
+            if self._deadline.passed:
+                break
+            rounds = list(evidence.rounds)
+            settings = RoundSettings(
+                min_group_ms=MIN_GROUP_MS[self._target.facts.device], max_rounds=self._test.max_rounds
+            )
+            job = TimeJob(
+                routes=live,
+                cell=cell.to_dict(),
+                facts=self._target.facts.to_dict(),
+                seed=seed,
+                device=self._target.device,
+                arena_kind="plain",
+                settings=asdict(settings),
+                first_round=len(rounds),
+            )
+            outcome = self._worker.run(
+                job, timeout_s=TIMEOUT_S, on_event=self._report_to(cell, evidence, rounds)
+            )
+            got_none = len(rounds) == len(evidence.rounds)
+            evidence = replace(evidence, rounds=tuple(rounds))
+            if isinstance(outcome, Failed):
+                return evidence, self._accuse(cell, outcome, live, routes, seed)
+            if isinstance(outcome, (Broken, JobError)) or got_none:
+                break
+        return evidence, None
+
+    def _report_to(
+        self, cell: Cell, evidence: Evidence, rounds: list[Round]
+    ) -> Callable[[Any], tuple[str, ...] | bool]:
+        """Commits a chunk, then answers with the routes that still need rounds; extends ``rounds``."""
+
+        def on_event(payload: Any) -> tuple[str, ...] | bool:
+            self._repository.append_rounds(self._study, cell, len(rounds), payload["rounds"])
+            rounds.extend(Round.from_dict(data) for data in payload["rounds"])
+            if self._deadline.passed:
+                return False
+            return plan_next(replace(evidence, rounds=tuple(rounds)), self._test) or False
+
+        return on_event
+
+    def _accuse(
+        self, cell: Cell, outcome: Failed, live: tuple[str, ...], routes: Mapping[str, Route], seed: int
+    ) -> str | None:
+        """Store the death with the route that was running; None if it was none of them."""
+        name = next((name for name in live if outcome.step.startswith(f"{name}: ")), None)
+        if name is None:
+            return None
+        result = CheckResult(
+            TIMING,
+            TIMING_VERSION,
+            CheckStatus.FAILED,
+            seed,
+            kind=outcome.kind,
+            detail=f"{outcome.detail} ({outcome.step})",
+            launches=outcome.steps,
+        )
+        self._book.save(cell, routes[name], result, "")  # times are not reproduced by a command
+        return name

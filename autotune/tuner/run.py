@@ -1,0 +1,183 @@
+"""Opening a run: fingerprint, study, queue and book from a database; and the self-test before anything."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from autotune.bench.eprocess import SignTest, Unit
+from autotune.bench.objective import paired_ratios
+from autotune.domain.identity import stable_id
+from autotune.store.records import Fingerprint, Study, StudyCell, Timing
+from autotune.store.repository import Repository
+from autotune.tuner.book import ProofBook
+from autotune.tuner.code_version import code_version
+from autotune.tuner.cost import predict
+from autotune.tuner.judge import Judge
+from autotune.tuner.lineup import Lineup, line_up
+from autotune.tuner.selftest import SelfTest, chosen, run_selftest
+
+if TYPE_CHECKING:
+    from autotune.domain.cell import Cell
+    from autotune.routes.base import Route
+    from autotune.store.database import Database
+    from autotune.tuner.decide import Evidence
+    from autotune.tuner.listener import Listener
+    from autotune.tuner.queue import TrialQueue
+    from autotune.tuner.target import Target
+    from autotune.worker.worker import Worker
+
+# The chance that any "faster" of a table is false, at most.
+ALPHA = 0.05
+# On a shared CPU a route against itself spreads by 5 % (median) to 17 %: less than this is not worth a
+# claim. On CUDA 2 % is the floor until the shift between processes has been measured.
+MARGIN = {"cpu": 0.05, "cuda": 0.02}
+
+
+@dataclass
+class OpenedRun:
+    """A study that is open, and locked if it was opened for tuning."""
+
+    target: Target
+    repository: Repository
+    fingerprint: Fingerprint
+    study: Study
+    cells: tuple[StudyCell, ...]
+    book: ProofBook
+    test: SignTest
+    judge: Judge
+    _queue: TrialQueue | None = None
+
+    @property
+    def queue(self) -> TrialQueue:
+        """The Optuna side; only a run opened for tuning has one."""
+        assert self._queue is not None
+        return self._queue
+
+    def save_timings(self, cell: Cell, evidence: Evidence) -> None:
+        """Store what the rounds say about each route, for whoever reads the database."""
+        names = dict.fromkeys(name for round_ in evidence.rounds for name in round_.order)
+        rows = []
+        for name in names:
+            mine = [round_ for round_ in evidence.rounds if name in round_.run_us]
+            ratios = paired_ratios(evidence.rounds, evidence.fallback, name, unit=self.test.unit)
+            progress = self.test.follow(ratios)
+            fallback = name == evidence.fallback
+            rows.append(
+                Timing(
+                    name,
+                    rounds=len(mine),
+                    above=0 if fallback else progress.above,
+                    below=0 if fallback else progress.below,
+                    run_us=median(round_.run_us[name] for round_ in mine),
+                    host_us=median(round_.host_us[name] for round_ in mine),
+                    prepare_us=median(round_.prepare_us[name] for round_ in mine),
+                    summary={}
+                    if fallback or not ratios
+                    else {"state": progress.state.value, "speedup": median(ratios)},
+                )
+            )
+        self.repository.save_timings(self.study, cell, rows)
+
+
+def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
+    """What makes two runs the same study: cells, engine, and the routes that race.
+
+    One more route is one more chance of a false claim, so it starts a study of its own; proofs are bound
+    to the fingerprint and are not run again. An installed route that supports none of the cells changes
+    nothing.
+    """
+    names = {route.name for lineup in _lineups(target, routes) for route in lineup.runners}
+    racing = sorted((name, routes[name].version) for name in names)
+    return stable_id([target.grid.digest, target.engine.digest, racing], 16)
+
+
+def multiplicity(target: Target, routes: Mapping[str, Route]) -> int:
+    """N: every claim that the study could make. Cells x candidates x engines x objectives."""
+    grid = target.grid
+    candidates = max(len(lineup.candidates) for lineup in _lineups(target, routes))
+    return len(grid.cells) * max(candidates, 1) * len(grid.space.engines) * len(grid.space.objectives)
+
+
+def _lineups(target: Target, routes: Mapping[str, Route]) -> Iterator[Lineup]:
+    for column in target.grid.columns:
+        yield line_up(column, routes, target.engine, target.arch, target.facts)
+
+
+@contextlib.contextmanager
+def open_run(
+    database: Database, target: Target, routes: Mapping[str, Route], *, tuning: bool
+) -> Iterator[OpenedRun]:
+    """Open the study of ``target``, creating it if this is its first run.
+
+    Args:
+        tuning: take the exclusive lock, open Optuna's side and end what a killed run left behind.
+
+    Raises:
+        StoreError: the database cannot be used, or another run holds the study.
+    """
+    repository = Repository(database)
+    fingerprint = repository.register_fingerprint(target.facts)
+    space = target.grid.space
+    digest = study_digest(target, routes)
+    with contextlib.ExitStack() as stack:
+        if tuning:
+            stack.enter_context(database.lock(f"{space.gpu}-{target.engine.name}-{digest}"))
+        study = repository.open_study(
+            fingerprint,
+            space_name=space.gpu,
+            space_digest=digest,
+            engine=target.engine.name,
+            objectives=space.objectives,
+            margin=MARGIN[target.facts.device],
+            multiplicity=multiplicity(target, routes),
+            unit=Unit.ROUND.value,
+            seed=target.seed,
+            code_version=code_version(),
+        )
+        ranked = sorted(
+            target.grid.cells, key=lambda item: (predict(item.cell, target.facts.device), item.cell.id)
+        )
+        repository.add_cells(study, [(item.cell, item.models, rank) for rank, item in enumerate(ranked)])
+        test = SignTest(study.margin, study.multiplicity, ALPHA, unit=Unit(study.unit))
+        book = ProofBook(repository, fingerprint)
+        cells = tuple(repository.cells(study))
+        judge = Judge(target, routes, repository, study, book, test)
+        run = OpenedRun(target, repository, fingerprint, study, cells, book, test, judge)
+        if tuning:
+            from autotune.tuner.queue import TrialQueue
+
+            run._queue = TrialQueue(database, repository, study)
+            run._queue.recover(cells, repository.decisions(study))
+        yield run
+
+
+def ensure_selftest(run: OpenedRun, worker: Worker, listener: Listener) -> SelfTest | None:
+    """Show every check its planted faults, unless this very code on this very machine has seen them.
+
+    It is run to its end whatever the deadline: half a self-test proves nothing, and a stored one serves
+    every later call.
+
+    Returns:
+        The self-test, or None where a stored one counts.
+    """
+    stored = run.repository.selftest(run.fingerprint, code_version())
+    if stored is not None and stored.passed:
+        listener.selftest_reused(len(stored.results))
+        return None
+    device = run.target.device
+    listener.selftest_started(len(chosen(device)))
+    test = run_selftest(
+        worker,
+        device,
+        facts=run.target.facts,
+        on_result=lambda result: listener.selftest_row(result.to_dict()),
+    )
+    run.repository.save_selftest(
+        run.fingerprint, code_version(), passed=test.ok, results=[result.to_dict() for result in test.results]
+    )
+    listener.selftest_done(test.ok)
+    return test

@@ -1,0 +1,138 @@
+"""The sweep: cells cheapest first, each proven, raced, decided and committed before the next."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.domain.verdict import Status
+from autotune.store.errors import StoreError
+from autotune.store.records import TrialState
+from autotune.tuner.prover import Prover
+from autotune.tuner.racer import Racer
+
+if TYPE_CHECKING:
+    from autotune.domain.cell import Cell, Column
+    from autotune.domain.decision import Decision
+    from autotune.store.records import StudyCell
+    from autotune.tuner.deadline import Deadline
+    from autotune.tuner.listener import Listener
+    from autotune.tuner.run import OpenedRun
+    from autotune.worker.worker import Worker
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one call did.
+
+    ``cells`` are in the study, ``settled`` of them have a final answer now, ``now`` were settled by this
+    call. ``out_of_budget`` says whether the deadline ended it.
+    """
+
+    cells: int
+    settled: int
+    now: int
+    out_of_budget: bool
+
+
+class Tuner:
+    """Works through the pending cells of an opened run."""
+
+    def __init__(
+        self, run: OpenedRun, worker: Worker, listener: Listener, deadline: Deadline, trials: int | None
+    ) -> None:
+        self._run = run
+        self._judge = run.judge
+        self._listener = listener
+        self._deadline = deadline
+        self._trials = trials
+        self._prover = Prover(worker, run.target, run.book, listener, deadline)
+        self._racer = Racer(worker, run.target, run.repository, run.study, run.book, run.test, deadline)
+        self._kv_lens = _kv_lens(run.cells)
+
+    def sweep(self) -> Progress:
+        """Settle pending cells until none is left or the budget is spent.
+
+        Whatever ends it (Ctrl-C, a full disk, a kill), every row committed so far stands, and the next
+        call goes on from there.
+        """
+        decided = self._run.repository.decisions(self._run.study)
+        # rows may be complete and their decision missing: a kill came in between
+        pending = [
+            item
+            for item in self._run.cells
+            if item.cell.id not in decided or not self._judge.settled(item.cell)
+        ]
+        before = len(self._run.cells) - len(pending)
+        settled = 0
+        left = None if self._deadline.seconds is None else self._deadline.left
+        self._listener.started(len(self._run.cells), before, left)
+        try:
+            for number, item in enumerate(pending):
+                if self._deadline.passed or (self._trials is not None and number >= self._trials):
+                    break
+                settled += self._settle(item, again=item.cell.id in decided)
+            self._amend()
+        finally:
+            self._listener.finished()
+        return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed)
+
+    def _settle(self, item: StudyCell, *, again: bool) -> bool:
+        """One cell; ``again``: it had a decision and a trial, and a new check or version opened it."""
+        self._listener.cell_started(item.cell)
+        if not again:
+            self._run.queue.begin(item)
+        try:
+            decision = self._decide(item.cell)
+        except BaseException:
+            # the first error is the one to report; a database that is gone cannot note this one either
+            with contextlib.suppress(StoreError):
+                self._run.queue.abandon(item, TrialState.INTERRUPTED)
+            raise
+        if decision is None:
+            self._run.queue.abandon(item, TrialState.FAILED)
+            return False
+        if again:
+            self._run.queue.amend(item, decision)
+        else:
+            self._run.queue.finish(item, decision)
+        self._listener.cell_done(item.cell, decision)
+        return True
+
+    def _amend(self) -> None:
+        """Bring decisions up to date: a route that died in one cell is unsafe in its whole column."""
+        decided = self._run.repository.decisions(self._run.study)
+        for item in self._run.cells:
+            if (stored := decided.get(item.cell.id)) is not None:
+                now = self._judge.outcome(item.cell).decision
+                if now != stored:
+                    self._run.queue.amend(item, now)
+
+    def _decide(self, cell: Cell) -> Decision | None:
+        """The cell's final decision, or None if the deadline or a missing proof left it open."""
+        lineup = self._judge.lineup(cell.column)
+        if lineup.fallback is not None and not self._judge.too_large(cell):
+            lens = self._kv_lens[cell.column]
+            # A candidate is worth proving only beside a fallback that holds.
+            if self._prover.prove(lineup.fallback, cell.column, lens).status is Status.SAFE:
+                for route in lineup.candidates:
+                    self._prover.prove(route, cell.column, lens)
+                for route in lineup.runners:
+                    self._prover.prove_row(route, cell)
+                died: str | None = ""
+                while died is not None:  # a dead route is unsafe now, the others race on
+                    raced, died = self._racer.race(cell, self._judge.evidence(cell), self._judge.routes)
+                self._run.save_timings(cell, raced)
+        evidence = self._judge.evidence(cell)
+        if not self._judge.settled(cell, evidence):
+            return None
+        return self._judge.outcome(cell, evidence).decision
+
+
+def _kv_lens(cells: tuple[StudyCell, ...]) -> dict[Column, tuple[int, ...]]:
+    """Lengths over which a column's checks spread theirs: its rows' ends, up to max_context."""
+    ends: dict[Column, set[int]] = {}
+    for item in cells:
+        ends.setdefault(item.cell.column, {item.cell.column.max_context}).add(item.cell.kv_high)
+    return {column: tuple(sorted(found)) for column, found in ends.items()}

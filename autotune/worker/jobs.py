@@ -1,0 +1,290 @@
+"""The two jobs of a study: prove one check of one route, and time routes against each other.
+
+Jobs hold names and plain data. Routes, checks and arenas are looked up in the child, so that the parent
+never loads a kernel library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from autotune.domain.verdict import (
+    CheckResult,
+    CheckStatus,
+    FailureKind,
+    Requirement,
+    UnprovenReason,
+)
+from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from autotune.bench.record import Round
+    from autotune.checks.base import MakeArena
+    from autotune.routes.base import Allocate, Capacity, Route, Session, Step
+    from autotune.worker.base import Channel
+    from autotune.worker.worker import Worker
+
+# Padding that a faulting route is granted in a second run; an engine must attest it (`tail_padding_512`).
+TAIL_PADDING = 512
+# One check of one column takes seconds; this only ends what no step watchdog sees.
+PROVE_TIMEOUT_S = 300.0
+PLANTED = "planted-"
+# How checks journal that they open a session (autotune.checks.launch).
+_OPENING = ": open for "
+
+
+def child_route(name: str) -> Route:
+    """The route called ``name``; ``planted-`` ones are wrong on purpose and no registry lists them.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name.startswith(PLANTED):
+        from autotune.routes.planted import Planted
+
+        return Planted(name)
+    from autotune.routes import registry
+
+    return registry.get(name)
+
+
+def arena_factory(kind: str, device: str, slack: int) -> MakeArena:
+    """How a check opens its arenas: with ``slack`` bytes of padding after each operand."""
+    from autotune.worker.padding import open_padded
+
+    return partial(open_padded, kind, device, padding=slack)
+
+
+@dataclass(frozen=True)
+class ProveJob:
+    """One check of one route in one column. The value is a ``CheckResult`` as a dict.
+
+    Attributes:
+        column, facts: ``Column.to_dict()``, ``Facts.to_dict()``.
+        kv_lens, pad_value, slack: see :class:`autotune.checks.base.Trial`.
+    """
+
+    route: str
+    check: str
+    column: dict[str, Any]
+    facts: dict[str, Any]
+    kv_lens: tuple[int, ...]
+    seed: int
+    device: str
+    arena_kind: str
+    pad_value: int = 1
+    slack: int = 0
+
+    def __call__(self, channel: Channel) -> dict[str, Any]:
+        """Look everything up, then run the check."""
+        from autotune.checks import registry
+        from autotune.checks.base import Trial
+        from autotune.domain.cell import Column
+        from autotune.domain.fingerprint import Facts
+
+        check = registry.get(self.check)
+        trial = Trial(
+            route=child_route(self.route),
+            column=Column.from_dict(self.column),
+            facts=Facts.from_dict(self.facts),
+            kv_lens=self.kv_lens,
+            seed=self.seed,
+            device=self.device,
+            make_arena=arena_factory(self.arena_kind, self.device, self.slack),
+            launched=lambda text: channel.step(text, launch=_OPENING not in text),
+            pad_value=self.pad_value,
+            slack=self.slack,
+        )
+        if reason := check.applies(trial):
+            row = CheckResult(
+                check.name,
+                check.version,
+                CheckStatus.NOT_APPLICABLE,
+                self.seed,
+                detail=reason,
+                slack=self.slack,
+            )
+            return row.to_dict()
+        return check.run(trial).to_dict()
+
+
+def prove(
+    worker: Worker, job: ProveJob, *, timeout_s: float = PROVE_TIMEOUT_S, step_timeout_s: float | None = None
+) -> CheckResult:
+    """Run ``job`` and make its row, also if the child died of it.
+
+    A fault without padding is run again with 512 bytes of it: a kernel that then passes reads past its
+    operands' ends within what an engine can promise, and its row says that it needs that promise.
+
+    Raises:
+        WorkerError: no child can be had.
+    """
+    first = run_check(worker, job, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
+    if first.kind is not FailureKind.ILLEGAL_ACCESS or job.slack or job.arena_kind == "plain":
+        return first
+    second = run_check(
+        worker, replace(job, slack=TAIL_PADDING), timeout_s=timeout_s, step_timeout_s=step_timeout_s
+    )
+    launches = first.launches + second.launches
+    if second.status is CheckStatus.PASSED:
+        return replace(
+            second,
+            launches=launches,
+            requires=tuple(sorted({*second.requires, Requirement.TAIL_PADDING_512.value})),
+            detail=f"passes with {TAIL_PADDING} bytes after each operand; without: {first.detail}",
+        )
+    # a fault seen once is a fault, whatever the second run could or could not show
+    ended = second.kind or second.reason or second.status
+    return replace(
+        first,
+        launches=launches,
+        detail=f"{first.detail}; with {TAIL_PADDING} bytes of padding: {ended.value}",
+    )
+
+
+def run_check(
+    worker: Worker, job: ProveJob, *, timeout_s: float = PROVE_TIMEOUT_S, step_timeout_s: float | None = None
+) -> CheckResult:
+    """One run of ``job``, with the padding it asks for, as a row.
+
+    Raises:
+        WorkerError: no child can be had.
+    """
+    return row_of(job, worker.run(job, timeout_s=timeout_s, step_timeout_s=step_timeout_s))
+
+
+def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
+    """The proof row that an outcome amounts to.
+
+    An exception of our own code accuses nobody; what a route raises the check reports itself.
+    """
+    if isinstance(outcome, Completed):
+        return CheckResult.from_dict(outcome.value)
+    from autotune.checks import registry
+
+    try:
+        version = registry.get(job.check).version
+    except ValueError:
+        version = 0  # the child said which checks there are; the row carries its message
+    row = partial(
+        CheckResult,
+        job.check,
+        version,
+        seed=job.seed,
+        launches=outcome.steps,
+        slack=job.slack,
+    )
+    where = f" ({outcome.step})" if outcome.step else ""
+    if isinstance(outcome, Failed):
+        return row(status=CheckStatus.FAILED, kind=outcome.kind, detail=f"{outcome.detail}{where}")
+    if isinstance(outcome, Broken):
+        return row(status=CheckStatus.UNPROVEN, reason=outcome.reason, detail=f"{outcome.detail}{where}")
+    assert isinstance(outcome, JobError)
+    return row(
+        status=CheckStatus.UNPROVEN,
+        reason=UnprovenReason.INFRASTRUCTURE,
+        detail=" ".join(f"{outcome.exc_type}: {outcome.message}{where}".split()),
+    )
+
+
+@dataclass(frozen=True)
+class TimeJob:
+    """Rounds of one cell. Every chunk of rounds goes to the parent as ``{"rounds": [...]}``, which stores it
+    and answers whether (or with which routes) to go on; see :func:`autotune.bench.rounds.time_cell`. A step's
+    text begins with the running route's name and a colon.
+
+    Attributes:
+        routes: names of the routes to time, all of them proven.
+        cell, facts: ``Cell.to_dict()``, ``Facts.to_dict()``.
+        settings: fields of ``RoundSettings``.
+        first_round: rounds that are stored already.
+    """
+
+    routes: tuple[str, ...]
+    cell: dict[str, Any]
+    facts: dict[str, Any]
+    seed: int
+    device: str
+    arena_kind: str
+    settings: dict[str, Any]
+    first_round: int = 0
+
+    def __call__(self, channel: Channel) -> int:
+        """Run rounds until the parent has enough. The value is the number of rounds run."""
+        from autotune.bench.record import RoundSettings
+        from autotune.bench.rounds import time_cell
+        from autotune.domain.cell import Cell
+        from autotune.domain.fingerprint import Facts
+
+        cell = Cell.from_dict(self.cell)
+        texts = [f"{name}: timing {cell}" for name in self.routes]
+        journal = _Journal()
+        routes = [_Journalled(child_route(name), i, journal) for i, name in enumerate(self.routes)]
+        reported = 0
+
+        def go_on(rounds: list[Round]) -> Any:
+            nonlocal reported
+            journal.enter(None)
+            reported += len(rounds)
+            answer = channel.ask({"rounds": [round_.to_dict() for round_ in rounds]})
+            journal.enter = channel.among(texts)
+            return answer
+
+        journal.enter = channel.among(texts)
+        time_cell(
+            routes,
+            cell,
+            Facts.from_dict(self.facts),
+            seed=self.seed,
+            device=self.device,
+            make_arena=arena_factory(self.arena_kind, self.device, 0),
+            settings=RoundSettings(**self.settings),
+            first_round=self.first_round,
+            go_on=go_on,
+        )
+        return reported
+
+
+class _Journal:
+    """Whom to tell which route is running."""
+
+    enter: Callable[[int | None], None]
+
+
+class _Journalled:
+    """A route that marks itself as running whenever it opens or prepares; ``run`` is timed untouched."""
+
+    def __init__(self, route: Route, index: int, journal: _Journal) -> None:
+        self.name = route.name
+        self.family = route.family
+        self.capture = route.capture
+        self.needs = route.needs
+        self.deterministic = route.deterministic
+        self.version = route.version
+        self.supports = route.supports
+        self._route = route
+        self._index = index
+        self._journal = journal
+
+    def open(self, capacity: Capacity, allocate: Allocate) -> Session:
+        self._journal.enter(self._index)
+        session = self._route.open(capacity, allocate)
+        self._journal.enter(None)
+        return _JournalledSession(session, self._index, self._journal)
+
+
+class _JournalledSession:
+    def __init__(self, session: Session, index: int, journal: _Journal) -> None:
+        self.run = session.run
+        self.close = session.close
+        self._prepare = session.prepare
+        self._index = index
+        self._journal = journal
+
+    def prepare(self, step: Step) -> None:
+        self._journal.enter(self._index)
+        self._prepare(step)

@@ -1,0 +1,291 @@
+"""The parent's side: run jobs in a child that is replaced when one of them spoils it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import mmap
+import os
+import time
+import weakref
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+from autotune.domain.verdict import FailureKind, UnprovenReason
+from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome, WorkerError
+from autotune.worker.child import Emitted, Raised, Returned, Stepped, step_of
+from autotune.worker.failure import judge_death
+from autotune.worker.process import ChildProcess, start_fork_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from autotune.worker.base import Job
+
+    # Called with each payload in the order of emit and ask; its value answers an ask.
+    OnEvent = Callable[[Any], Any]
+
+
+class _Watch:
+    """What a job is doing, how far it got, and when it is late."""
+
+    def __init__(self, timeout_s: float, step_timeout_s: float, mark: mmap.mmap) -> None:
+        self.timeout_s = timeout_s
+        self.step_timeout_s = step_timeout_s
+        self.steps = 0
+        self._texts: tuple[str, ...] = ("",)
+        self._mark = mark
+        self._marked = False
+        self._started = self._step_started = time.monotonic()
+
+    @property
+    def step(self) -> str:
+        """The step that is running; "" if it is our own code."""
+        return step_of(self._texts, self._mark if self._marked else None)
+
+    def enter(self, stepped: Stepped) -> None:
+        """A step was journalled."""
+        self._texts, self._marked = stepped.texts, stepped.marked
+        self.steps += stepped.launch and any(stepped.texts)
+        self.restart()
+
+    def restart(self) -> None:
+        """The step's time begins now."""
+        self._step_started = time.monotonic()
+
+    def excuse(self, seconds: float) -> None:
+        """Time that the parent used, not the job."""
+        self._started += seconds
+        self._step_started += seconds
+
+    @property
+    def job_left(self) -> float:
+        """Seconds until the whole job is late."""
+        return self._started + self.timeout_s - time.monotonic()
+
+    @property
+    def step_left(self) -> float:
+        """Seconds until the current step is late; our own code has no step and is never late."""
+        if not any(self._texts):
+            return self.job_left
+        return self._step_started + self.step_timeout_s - time.monotonic()
+
+
+class Worker:
+    """One child process for one device, made on first use and again after it died or was spoilt.
+
+    Use it as a context manager, from the main thread. The child of a failed job is gone when :meth:`run`
+    returns; its successor starts with the next call, so the caller stores the outcome in between.
+
+    Args:
+        device: torch device string; one worker per device.
+        step_timeout_s: a step that lasts longer is a hang.
+
+    Raises:
+        WorkerError: not called in the main thread.
+    """
+
+    def __init__(self, device: str, *, step_timeout_s: float = 60.0) -> None:
+        self.device = device
+        self.step_timeout_s = step_timeout_s
+        self._child: ChildProcess | None = None
+        self._owner = os.getpid()
+        self._running = False
+        self._closed = False
+        start_fork_server()
+        _open_workers.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """The living child's process id, if there is one."""
+        return self._child.pid if self._child is not None else None
+
+    def run(
+        self,
+        job: Job,
+        *,
+        timeout_s: float,
+        on_event: OnEvent | None = None,
+        step_timeout_s: float | None = None,
+    ) -> Outcome:
+        """Run ``job`` in the child and wait for its end.
+
+        Everything the job emitted before its end, however it ended, has been given to ``on_event`` when
+        this returns. Time spent in ``on_event`` does not count against the job. An exception out of
+        ``on_event`` (a Ctrl-C too) kills the child and is raised again.
+
+        Args:
+            timeout_s: for the whole job. Running out of it accuses nobody (``Broken``, budget).
+            step_timeout_s: instead of the worker's own.
+
+        Raises:
+            WorkerError: no child can be had.
+            RuntimeError: called from inside ``on_event``, or after :meth:`close`.
+        """
+        if self._running or self._closed:
+            raise RuntimeError("this worker is " + ("closed" if self._closed else "already running a job"))
+        try:
+            pickled = bytes(ForkingPickler.dumps(job))
+        except Exception as error:
+            return JobError(type(error).__name__, f"{type(job).__name__} cannot be pickled: {error}")
+        self._running = True
+        try:
+            child = self._living_child()
+            limit = self.step_timeout_s if step_timeout_s is None else step_timeout_s
+            watch = _Watch(timeout_s, limit, child.mark)
+            return self._converse(child, pickled, watch, on_event or _ignore)
+        except BaseException:
+            self._discard()
+            raise
+        finally:
+            self._running = False
+
+    def close(self) -> None:
+        """Kill the child and wait for it. The worker cannot be used again; a second call does nothing."""
+        self._closed = True
+        _open_workers.discard(self)
+        self._discard()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _living_child(self) -> ChildProcess:
+        if self._child is not None and self._child.exited:
+            self._discard()  # somebody killed it between two jobs
+        if self._child is None:
+            self._child = ChildProcess(self.device)
+        return self._child
+
+    def _discard(self) -> None:
+        child, self._child = self._child, None
+        # after a fork of this process the child belongs to the original
+        if child is not None and os.getpid() == self._owner:
+            child.reap(kill=True)
+            child.close()
+
+    def _converse(self, child: ChildProcess, job: bytes, watch: _Watch, on_event: OnEvent) -> Outcome:
+        child.clear_output()
+        try:
+            child.conn.send_bytes(job)
+        except OSError:
+            return self._bury(child, watch, on_event, kill=False)
+        while True:
+            if watch.job_left <= 0:
+                return self._bury(child, watch, on_event, kill=True, late=True)
+            readable, ended = child.wait(max(0.0, min(watch.job_left, watch.step_left)))
+            if readable:
+                try:
+                    message = child.conn.recv()
+                except (EOFError, OSError):
+                    return self._bury(child, watch, on_event, kill=False)
+                except Exception as error:
+                    return self._garbled(watch, error)
+                outcome = self._take(child, message, watch, on_event)
+                if outcome is not None:
+                    return outcome
+            elif ended:
+                return self._bury(child, watch, on_event, kill=False)
+            elif watch.step_left <= 0:
+                if watch.step:
+                    return self._bury(child, watch, on_event, kill=True)
+                watch.restart()  # of several alternating steps none was running
+
+    def _take(self, child: ChildProcess, message: object, watch: _Watch, on_event: OnEvent) -> Outcome | None:
+        """Act on one message; an outcome if it ends the job."""
+        if isinstance(message, Stepped):
+            watch.enter(message)
+            return None
+        if isinstance(message, Emitted):
+            before = time.monotonic()
+            reply = on_event(message.payload)
+            if message.wants_reply:
+                with contextlib.suppress(OSError):  # it died while it waited: its end is judged next
+                    child.conn.send(reply)
+            watch.excuse(time.monotonic() - before)
+            return None
+        if isinstance(message, Returned):
+            return Completed(message.value)
+        if isinstance(message, Raised):
+            return self._raised(message, watch)
+        return self._garbled(watch, TypeError(f"an unexpected {type(message).__name__}"))
+
+    def _raised(self, raised: Raised, watch: _Watch) -> Outcome:
+        step, steps = watch.step, watch.steps
+        if raised.sticky:
+            self._discard()
+        if raised.judgement is None:
+            return JobError(raised.exc_type, raised.message, step, steps)
+        blame, detail = raised.judgement.blame, raised.judgement.detail
+        if isinstance(blame, FailureKind):
+            return Failed(blame, detail, step, steps=steps)
+        return Broken(blame, detail, step, steps)
+
+    def _garbled(self, watch: _Watch, error: Exception) -> Outcome:
+        detail = f"the child sent what cannot be read: {type(error).__name__}: {error}"
+        outcome = Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
+        self._discard()
+        return outcome
+
+    def _bury(
+        self, child: ChildProcess, watch: _Watch, on_event: OnEvent, *, kill: bool, late: bool = False
+    ) -> Outcome:
+        """Judge a child that ended (or is late and ``kill`` ends it), after everything it still said."""
+        status = child.reap(kill=kill)
+        try:
+            last = self._drain(child, watch, on_event)
+            if last is not None:
+                return last
+            if late:
+                detail = f"stopped after {watch.timeout_s:g} s"
+                return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.steps)
+            if kill:
+                detail = f"no progress for {watch.step_timeout_s:g} s"
+                return Failed(FailureKind.HANG, detail, watch.step, steps=watch.steps)
+            if status is None:
+                detail = "the child closed its pipe and lived on"
+                return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
+            fault = child.fault()
+            judged = judge_death(status, watch.step, fault, child.output_tail())
+            if isinstance(judged.blame, FailureKind):
+                return Failed(judged.blame, judged.detail, watch.step, fault, watch.steps)
+            return Broken(judged.blame, judged.detail, watch.step, watch.steps)
+        finally:
+            self._discard()
+
+    def _drain(self, child: ChildProcess, watch: _Watch, on_event: OnEvent) -> Outcome | None:
+        """Take what is still in the pipe of a dead child; a job that had returned has completed."""
+        while True:
+            try:
+                if not child.conn.poll(0):
+                    return None
+                message = child.conn.recv()
+            except Exception:
+                return None  # end of file, or a message cut off by the death
+            outcome = self._take(child, message, watch, on_event)
+            if outcome is not None:
+                return outcome
+
+
+def _ignore(payload: Any) -> None:
+    return None
+
+
+_open_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for worker in list(_open_workers):
+        worker.close()
+
+
+__all__ = ["Worker", "WorkerError"]

@@ -24,13 +24,14 @@ EXITS = {
     "autotune.store.errors.BadUrlError": Exit.USAGE,
     "autotune.store.errors.StoreError": Exit.FAILED,
     "autotune.worker.base.WorkerError": Exit.FAILED,
+    "autotune.prebuild.errors.PrebuildError": Exit.FAILED,
     "autotune.arena.base.ArenaError": Exit.FAILED,
 }
 
 
 def build_app() -> typer.Typer:
     """The Typer application with every command."""
-    from autotune.cli import doctor, explain, export, plan, prove, run, selftest, show
+    from autotune.cli import doctor, explain, export, plan, prebuild, prove, run, selftest, show
 
     app = typer.Typer(
         name="autotune",
@@ -40,7 +41,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_options)
-    for module in (run, plan, doctor, selftest, prove, export, show, explain):
+    for module in (run, plan, doctor, selftest, prove, prebuild, export, show, explain):
         app.command(module.__name__.rsplit(".", 1)[-1])(module.command)
     return app
 

@@ -77,9 +77,10 @@ def prebuild(
         "facts": facts.to_dict(),
         "routes": list(routes),
         "out": str(out),
-        "known": {n: {"recipe": m.recipe, "sha256": m.sha256} for n, m in kept.modules.items()}
-        if kept
-        else {},
+        "known": {
+            name: {"recipe": module.recipe, "sha256": module.sha256, "head_dims": module.head_dims}
+            for name, module in (kept.modules if kept else {}).items()
+        },
         "cuda": toolchain.cuda,
         "jobs": jobs or os.cpu_count() or 1,
         "list_only": list_only,

@@ -117,12 +117,13 @@ def main() -> int:
     ffi = tvm_ffi_version()
     events("library", flashinfer=version, commit=commit, tvm_ffi=ffi)
     facts = Facts(facts.device, facts.hardware, {**facts.software, "flashinfer": version})
-    asked = ask(columns, chosen, facts)
+    known: dict[str, dict[str, Any]] = request["known"]
+    kept = [size for module in known.values() for size in module["head_dims"]]
+    asked = ask(columns, chosen, facts, kept)
     events("asked", modules={name: sorted(entry.routes) for name, entry in sorted(asked.items())})
     if request["list_only"]:
         return 0
     out = Path(request["out"])
-    known: dict[str, dict[str, str]] = request["known"]
     identity = "\0".join((version, commit, ffi, request["cuda"], str(facts.hardware["compute_capability"])))
     work = []
     for name, entry in asked.items():

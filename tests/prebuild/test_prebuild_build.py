@@ -74,7 +74,8 @@ def test_events_become_an_outcome_and_a_manifest(run: Callable[..., Any], tmp_pa
     assert request["jobs"] == 3 and request["known"] == {} and request["cuda"] == "13.0"
     outcome = run([LIBRARY, asked, {"event": "present", "name": "xqa_x"}])
     assert outcome.present == ["xqa_x"]
-    assert json.loads((tmp_path / "request.json").read_text())["known"]["xqa_x"]["recipe"] == "r"
+    known = json.loads((tmp_path / "request.json").read_text())["known"]
+    assert known == {"xqa_x": {"recipe": "r", "sha256": "00", "head_dims": []}}
 
 
 def test_a_folder_of_another_version_is_refused(run: Callable[..., Any]) -> None:

@@ -12,13 +12,20 @@ from autotune.prebuild import manifest as manifests
 from autotune.prebuild.manifest import Manifest, Module
 
 
+def run(*arguments: str) -> int:
+    """The command's exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["prebuild", *arguments])
+    return int(ended.value.code or 0)
+
+
 def test_a_cpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prebuild", "--gpu", "cpu"]) == 2
+    assert run("--gpu", "cpu") == 2
     assert "needs no prebuilt kernels" in capsys.readouterr().err
 
 
 def test_an_unknown_route_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prebuild", "--gpu", "h200", "--route", "xqa"]) == 2
+    assert run("--gpu", "h200", "--route", "xqa") == 2
     said = capsys.readouterr().err
     assert "unknown route 'xqa'" in said and "xqa-decode" in said and said.count("\n") == 1
 
@@ -27,7 +34,7 @@ def test_a_missing_compiler_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert main(["prebuild", "--gpu", "h200", "--out", str(tmp_path / "out")]) == 1
+    assert run("--gpu", "h200", "--out", str(tmp_path / "out")) == 1
     said = capsys.readouterr().err
     assert "nvcc does not run" in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -37,7 +44,7 @@ def test_into_installs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     folder, package = tmp_path / "kernels", tmp_path / "flashinfer"
     package.mkdir()
     (package / "_build_meta.py").write_text('__version__ = "0.7.2"\n')
-    assert main(["prebuild", "--out", str(folder), "--into", str(package)]) == 1
+    assert run("--out", str(folder), "--into", str(package)) == 1
     assert "no manifest.json" in capsys.readouterr().err
     path = manifests.library(folder, "xqa_x")
     path.parent.mkdir(parents=True)
@@ -46,6 +53,6 @@ def test_into_installs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     manifest = Manifest("0.7.2", "abc", "", "13.0", "9.0")
     manifest.modules["xqa_x"] = Module("xqa_x", manifests.digest(path), 6, 1.0, "recipe")
     manifest.write(folder)
-    assert main(["prebuild", "--out", str(folder), "--into", str(package), "--json"]) == 0
+    assert run("--out", str(folder), "--into", str(package), "--json") == 0
     assert json.loads(capsys.readouterr().out)["installed"] == ["xqa_x"]
     assert (package / "data" / "aot" / "xqa_x" / "xqa_x.so").read_bytes() == b"module"

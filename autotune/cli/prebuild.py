@@ -71,7 +71,7 @@ def _build(
     from autotune.cli.exits import CliError, Exit
     from autotune.cli.output import print_json, print_text, stderr
     from autotune.domain.fingerprint import Facts
-    from autotune.prebuild.build import prebuild
+    from autotune.prebuild.build import modules_of, prebuild
     from autotune.prebuild.toolchain import find
     from autotune.routes.flashinfer.catalogue import routes
 
@@ -83,6 +83,14 @@ def _build(
     if unknown := sorted(set(only or []) - set(names)):
         raise CliError(f"unknown route {unknown[0]!r}: there are {', '.join(names)}", Exit.USAGE)
     facts = Facts("cuda", {"compute_capability": device.compute_capability}, {})
+
+    if dry_run:
+        asked = modules_of(grid.columns, facts, routes=only or names, work=out.with_name(out.name + ".work"))
+        if json:
+            print_json({"asked": asked})
+        else:
+            print_text("\n".join(f"{name}  [{', '.join(by)}]" for name, by in asked.items()))
+        return 0
 
     def say(event: str, values: dict[str, Any]) -> None:
         if event == "built":
@@ -97,7 +105,6 @@ def _build(
         out,
         routes=only or names,
         jobs=jobs,
-        list_only=dry_run,
         listen=say,
     )
     if json:
@@ -111,8 +118,6 @@ def _build(
                 "failed": outcome.failed,
             }
         )
-    elif dry_run:
-        print_text("\n".join(f"{name}  [{', '.join(by)}]" for name, by in outcome.asked.items()))
     else:
         print_text(
             f"{len(outcome.built)} modules built, {len(outcome.present)} there already, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +22,10 @@ from autotune.domain.shape import Shape
 from autotune.prebuild import build as build_module
 from autotune.prebuild import manifest as manifests
 from autotune.prebuild.ask import Asked, distinct
-from autotune.prebuild.build import prebuild
+from autotune.prebuild.build import modules_of, prebuild
 from autotune.prebuild.child import Events, build_one
 from autotune.prebuild.errors import PrebuildError
+from autotune.prebuild.process import events
 from autotune.prebuild.toolchain import Toolchain
 
 COLUMN = Column(Shape(8, 1, 128, 64), PROFILES["bf16"], 4, 2, 4096)
@@ -90,6 +91,28 @@ def test_no_library_and_a_dead_child_are_one_line(run: Callable[..., Any]) -> No
         run([{"event": "missing", "reason": "FlashInfer cannot be imported: pip install flashinfer-python"}])
     with pytest.raises(PrebuildError, match=r"status 7: out of disk \(log: "):
         run([LIBRARY], status=7, complaint="out of disk")
+
+
+def test_leaving_early_ends_the_child_and_its_compilers(tmp_path: Path) -> None:
+    child = tmp_path / "python"
+    child.write_text(
+        f"#!/bin/sh\nsleep 300 & echo $! > {tmp_path}/compiler\necho '{json.dumps(LIBRARY)}'\nwait\n"
+    )
+    child.chmod(0o755)
+    stream = events(str(child), {}, {}, tmp_path / "work")
+    assert next(stream)[0] == "library"
+    compiler = int((tmp_path / "compiler").read_text())
+    stream.close()
+    for _ in range(50):
+        try:
+            os.kill(compiler, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{compiler}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return  # dead, and only its new parent has not noticed yet
+        time.sleep(0.1)
+    os.kill(compiler, 9)
+    pytest.fail("a compiler outlived the prebuild")
 
 
 def test_only_what_changes_a_module_counts() -> None:
@@ -159,26 +182,15 @@ SITES = [site for site in os.environ.get("AUTOTUNE_FLASHINFER_SITE", "").split(o
 def test_the_library_names_its_modules(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(build_module, "stub_driver", lambda toolchain, folder: folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, str(Path(torch.__file__).parents[1])]))
-    home = shutil.which("nvcc")
-    chain = Toolchain(Path(home).resolve().parents[1] if home else tmp_path, "13.0", ())
-    outcome = prebuild(
-        [COLUMN],
-        FACTS,
-        chain,
-        tmp_path / "out",
-        routes=["xqa-decode", "fmha-v2", "fa2-decode"],
-        list_only=True,
-    )
-    assert sorted(route for routes in outcome.asked.values() for route in routes) == [
+    asked = modules_of([COLUMN], FACTS, routes=["xqa-decode", "fmha-v2", "fa2-decode"], work=tmp_path)
+    assert sorted(route for routes in asked.values() for route in routes) == [
         "fa2-decode",
         "fmha-v2",
         "xqa-decode",
     ]
-    xqa = next(name for name, routes in outcome.asked.items() if routes == ["xqa-decode"])
+    xqa = next(name for name, routes in asked.items() if routes == ["xqa-decode"])
     assert xqa.startswith("xqa_") and "spec_q_seq_len_4" in xqa and "head_group_ratio_8" in xqa
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_child_runs_as_a_module() -> None:

@@ -79,10 +79,10 @@ def test_environment_keeps_what_the_user_set(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("CPATH", "/mine")
     monkeypatch.setenv("LIBRARY_PATH", "/libs")
     chain = Toolchain(tmp_path, "13.0", (tmp_path / "a", tmp_path / "b"))
-    environment = chain.environment(tmp_path / "stub", "9.0", tmp_path / "work")
+    environment = chain.environment(tmp_path / "stub")
     assert environment["CPATH"] == f"{tmp_path}/a:{tmp_path}/b:/mine"
     assert environment["LIBRARY_PATH"] == f"{tmp_path}/stub:/libs"
-    assert environment["FLASHINFER_CUDA_ARCH_LIST"] == "9.0" and environment["FLASHINFER_NO_DOWNLOAD"] == "1"
+    assert environment["CUDA_HOME"] == str(tmp_path) and environment["MAX_JOBS"] == "1"
 
 
 @needs_compiler

@@ -48,14 +48,16 @@ def environment(site: str, workspace: Path) -> dict[str, str]:
         "FLASHINFER_WORKSPACE_BASE": str(workspace),
         "FLASHINFER_CUDA_ARCH_LIST": "9.0 10.0",
         "FLASHINFER_NO_DOWNLOAD": "1",
-        # CUDA's release is asked of nvcc where torch is built without it
         "PYTHONWARNINGS": "ignore",
     }
 
 
-@pytest.fixture(
-    scope="module", params=SITES or [""], ids=lambda site: Path(site).parents[2].name if site else "own"
-)
+def label(site: str) -> str:
+    """A short name of a site in test ids."""
+    return "-".join(Path(site).parts[1:3]) or "own"
+
+
+@pytest.fixture(scope="module", params=SITES or [""], ids=label)
 def driven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Every route driven through one site's FlashInfer."""
     folder = tmp_path_factory.mktemp("flashinfer")

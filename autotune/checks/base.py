@@ -27,8 +27,8 @@ class Trial:
         pad_value: ``seq_lens`` of a padded row in the engine (SGLang: 1; with q_len added where it does).
         interval: batch sizes that the proof must cover (``column.interval``), or None.
         device: torch device string.
-        launched: called just before each launch with a short description. The worker stores it, so that a
-            crash names the launch that caused it.
+        launched: called just before each launch with a short description, and with "" after it. The worker
+            stores it, so that a crash names the launch that caused it and one of our own names none.
     """
 
     route: Route

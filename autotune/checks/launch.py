@@ -111,8 +111,7 @@ def calling(trial: Trial, what: str) -> Iterator[None]:
             yield
         if on_device:
             torch.cuda.synchronize(trial.device)
-            # nothing of the route runs any more: what happens until the next step is ours
-            trial.launched("")
+        trial.launched("")  # nothing of the route runs any more: until the next step it is our own code
     except Exception as error:
         if on_device:
             torch.cuda.synchronize(trial.device)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.cli.exits import CliError, Exit
+from autotune.cli.exits import CliError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Route
     from autotune.space.grid import Grid
@@ -32,13 +32,18 @@ class Asked:
 
 
 def ask(gpu: str | None, engine: str, space: Path | None) -> Asked:
-    """Load space and engine files; raises ``SpaceError`` or ``UnknownProfile`` (exit 2)."""
+    """Load space and engine files; raises ``SpaceError`` or ``UnknownProfile`` (exit 2).
+
+    Args:
+        engine: a shipped engine's name, or the path of a ``.yaml`` file.
+    """
     from autotune.space.engine import load_engine
     from autotune.space.grid import expand
     from autotune.space.space import open_space
 
     opened = open_space(gpu, space)
-    return Asked(expand(opened, load_engine(engine)))
+    own = Path(engine).suffix in (".yaml", ".yml")
+    return Asked(expand(opened, load_engine(Path(engine) if own else engine)))
 
 
 def here(asked: Asked) -> Target:
@@ -49,30 +54,58 @@ def here(asked: Asked) -> Target:
 
 
 def target(asked: Asked, facts: Facts) -> Target:
-    """The target with the given facts."""
+    """The target with the given facts.
+
+    Raises:
+        CliError: this version cannot prove anything on such a device (exit 1).
+    """
     from autotune.arena.factory import default_kind
     from autotune.tuner.target import Target
 
-    return Target(
-        grid=asked.grid,
-        facts=facts,
-        device=facts.device,
-        arena_kind=default_kind(facts.device),
-        seed=SEED,
-    )
+    try:
+        arena_kind = default_kind(facts.device)
+    except ValueError as error:
+        raise CliError(f"--gpu {asked.profile}: {error}") from error
+    return Target(grid=asked.grid, facts=facts, device=facts.device, arena_kind=arena_kind, seed=SEED)
 
 
-def all_routes() -> dict[str, Route]:
-    """Every registered route; a broken third-party one is said on stderr and left out."""
-    from autotune.cli.output import stderr
+def all_routes(device: str) -> dict[str, Route]:
+    """Every registered route that may run on ``device`` (``cpu`` or ``cuda``).
+
+    A third party's that cannot be loaded is said on stderr and left out.
+    """
+    from autotune.cli.output import note
     from autotune.routes import registry
 
-    found = registry.routes()
+    found = registry.routes(device)
     for error in registry.load_errors():
-        stderr.print(f"autotune: {error}", style="yellow")
-    if not found:
-        raise CliError("no route is registered: reinstall the package", Exit.FAILED)
-    return dict(found)
+        note(str(error))
+    return found
+
+
+def require_database(url: str) -> None:
+    """Refuse an SQLite file that is not there: a command that only reads must not make an empty one.
+
+    Raises:
+        CliError: there is no such file (exit 1).
+    """
+    if (path := missing_file(url)) is not None:
+        raise CliError(f"{path}: no such database; autotune run makes one, --db names another")
+
+
+def missing_file(url: str) -> Path | None:
+    """The SQLite file that ``url`` names and that does not exist; None in every other case."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None  # whoever opens it says what is wrong with it
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database == ":memory:":
+        return None
+    path = Path(parsed.database)
+    return None if path.exists() else path
 
 
 def writable(folder: Path) -> None:
@@ -81,12 +114,14 @@ def writable(folder: Path) -> None:
     Raises:
         CliError: it cannot be made or written (exit 1).
     """
-    probe = folder / ".autotune-write-test"
+    probe = folder / f".autotune-write-test-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"x")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            probe.unlink(missing_ok=True)
     except OSError as error:
         raise CliError(
-            f"--out {folder}: {error.strerror or error}; name a folder that can be written", Exit.FAILED
+            f"--out {folder}: {error.strerror or error}; name a folder that can be written"
         ) from error

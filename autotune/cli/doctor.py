@@ -8,6 +8,9 @@ import typer
 
 from autotune.cli.options import DEFAULT_DB, Db, Json
 
+# A finding is fine, missing, or only worth knowing.
+MARKS = {True: ("ok", "green"), False: ("missing", "bold red"), None: ("note", "dim")}
+
 
 def command(
     gpu: Annotated[
@@ -19,11 +22,13 @@ def command(
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> int:
-    """Examine this machine: device, facts, guarded memory, routes, database. Exit 1 if something is missing.
+    """Examine this machine: device, guarded memory, routes, database.
 
-    The facts in --json are what Router.load(facts=) takes.
+    Exit 1 if something is missing. The "facts" of --json are what Router.load(facts=...) compares with.
     """
-    from autotune.cli.output import print_json, stdout
+    from rich.text import Text
+
+    from autotune.cli.output import print_json, print_text
 
     findings = [*_device(gpu), *_memory(), *_routes(), *_packages(), *_database(db)]
     facts = next((item["facts"] for item in findings if "facts" in item), None)
@@ -32,11 +37,8 @@ def command(
         print_json({"facts": facts, "findings": shown})
     else:
         for item in findings:
-            mark = {True: "[green]ok     [/]", False: "[bold red]missing[/]", None: "[dim]note   [/]"}[
-                item["ok"]
-            ]
-            stdout.print(mark, end=" ")
-            stdout.print(f"{item['what']}: {item['detail']}", markup=False)
+            mark, style = MARKS[item["ok"]]
+            print_text(Text.assemble((f"{mark:8}", style), f"{item['what']}: {item['detail']}"))
     return int(any(item["ok"] is False for item in findings))
 
 
@@ -106,23 +108,16 @@ def _packages() -> list[dict[str, Any]]:
 
 def _database(url: str) -> list[dict[str, Any]]:
     """Opens an existing database; does not make one."""
-    from pathlib import Path
-
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
+    from autotune.cli.context import missing_file
     from autotune.store.database import open_database
     from autotune.store.errors import StoreError
     from autotune.store.repository import Repository
 
+    if (path := missing_file(url)) is not None:
+        return [_finding("database", None, f"{path} does not exist yet; run makes it")]
     try:
-        parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():
-            return [_finding("database", None, f"{parsed.database} does not exist yet; run makes it")]
         with open_database(url) as database:
             studies = Repository(database).studies()
             return [_finding("database", True, f"{database.where}: {len(studies)} studies")]
-    except ArgumentError:
-        return [_finding("database", False, f"--db {url}: not a database URL, such as sqlite:///autotune.db")]
     except StoreError as error:
         return [_finding("database", False, str(error))]

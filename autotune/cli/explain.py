@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,9 @@ from autotune.cli.options import Json
 
 if TYPE_CHECKING:
     from autotune.domain.fingerprint import Facts
-    from autotune.table.model import RoutingTable
+    from autotune.router import Router
+    from autotune.router.explanation import Explanation
+    from autotune.table.model import Entry, RoutingTable
 
 
 def command(
@@ -29,79 +31,96 @@ def command(
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="PROFILE", help="fp32, bf16, fp8 or nvfp4 (the KV cache's).")
     ] = "bf16",
+    window: Annotated[
+        int | None,
+        typer.Option("--window", min=0, help="window_left, where layers differ; 0: the full-context one."),
+    ] = None,
     max_context: Annotated[
         int | None, typer.Option("--max-context", min=1, help="The engine's; the table's if left out.")
     ] = None,
     attest: Annotated[
-        list[str] | None, typer.Option("--attest", metavar="NAME", help="What the engine guarantees.")
-    ] = None,
+        list[str],
+        typer.Option("--attest", metavar="NAME", help="What the engine guarantees. Repeatable."),
+    ] = [],  # noqa: B006 - the parser makes a new one
     facts: Annotated[
-        str, typer.Option("--facts", metavar="here|table|FILE", help="Machine facts to compare with.")
+        str,
+        typer.Option(
+            "--facts",
+            metavar="here|table|FILE",
+            help="Compare with this machine's facts, the table's, or a file's.",
+        ),
     ] = "here",
     json: Json = False,
 ) -> int:
-    """Explain one decision: the answer, its reason, the proof behind it."""
-    from autotune.cli.output import print_json, stdout
-    from autotune.domain.dtypes import PROFILES
+    """Say what the router answers for one call on this machine, why, and on what proof.
+
+    Exit 0 whatever the answer is.
+    """
+    from autotune.cli.output import print_json, print_text
     from autotune.router import Router
     from autotune.table.load import load_table
+
+    loaded = load_table(table)
+    entry = _entry(loaded, table, heads, dtype, window)
+    router = Router.load(table, facts=_facts(facts, loaded))
+    context = max_context or entry.max_context
+    found = router.explain(entry.shape, entry.dtypes, context, batch, q_len, kv, attests=frozenset(attest))
+    if json:
+        print_json(_json(router, found))
+    else:
+        print_text("\n".join(_lines(router, found, loaded)))
+    return 0
+
+
+def _entry(loaded: RoutingTable, table: Path, heads: str, dtype: str, window: int | None) -> Entry:
+    """The entry that the flags name; one of several q_len has the same shape as the others."""
+    from autotune.domain.dtypes import PROFILES
 
     if dtype not in PROFILES:
         raise CliError(f"--dtype {dtype}: one of {', '.join(PROFILES)}", Exit.USAGE)
     try:
-        num_qo, num_kv, head_dim = (int(part) for part in heads.split("/"))
+        wanted = tuple(int(part) for part in heads.split("/"))
+        if len(wanted) != 3:
+            raise ValueError(heads)
     except ValueError:
         raise CliError(
             f"--heads {heads}: write query heads/KV heads/head_dim, such as 8/1/128", Exit.USAGE
         ) from None
-    loaded = load_table(table)
-    wanted = PROFILES[dtype]
     entries = [
         entry
         for entry in loaded.entries
-        if (entry.shape.num_qo_heads, entry.shape.num_kv_heads, entry.shape.head_dim)
-        == (num_qo, num_kv, head_dim)
-        and entry.dtypes == wanted
+        if (entry.shape.num_qo_heads, entry.shape.num_kv_heads, entry.shape.head_dim) == wanted
+        and entry.dtypes == PROFILES[dtype]
+        and window in (None, max(entry.shape.window_left, 0))
     ]
     if not entries:
-        known = sorted(
-            {
-                f"{e.shape.num_qo_heads}/{e.shape.num_kv_heads}/{e.shape.head_dim} {e.dtypes.q}/{e.dtypes.kv}"
-                for e in loaded.entries
-            }
-        )
-        raise CliError(f"{table}: no entry for {heads} {dtype}; it has {', '.join(known)}", Exit.USAGE)
-    router = Router.load(table, facts=_facts(facts, loaded))
-    shape = entries[0].shape
-    context = max_context or max(entry.max_context for entry in entries)
-    found = router.explain(shape, wanted, context, batch, q_len, kv, attests=frozenset(attest or ()))
+        asked = f"{heads} {dtype}" + (f" --window {window}" if window is not None else "")
+        known = ", ".join(dict.fromkeys(_name(entry) for entry in loaded.entries)) or "no entry at all"
+        raise CliError(f"{table}: no entry for {asked}; it has {known}", Exit.USAGE)
+    if len({entry.shape for entry in entries}) > 1:
+        windows = ", ".join(sorted({str(max(entry.shape.window_left, 0)) for entry in entries}))
+        raise CliError(f"{table}: several entries for {heads} {dtype}; add --window {windows}", Exit.USAGE)
+    return max(entries, key=lambda entry: entry.max_context)
+
+
+def _name(entry: Entry) -> str:
+    shape, dtypes = entry.shape, entry.dtypes
+    window = f" window {shape.window_left}" if shape.window_left >= 0 else ""
+    heads = f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim}"
+    return f"{heads} {dtypes.q}/{dtypes.kv}/{dtypes.out}{window}"
+
+
+def _json(router: Router, found: Explanation) -> dict[str, Any]:
     proof = found.proof
-    if json:
-        print_json(
-            {
-                "answer": found.answer,
-                "why": found.why,
-                "detail": found.detail,
-                "proven": found.proven,
-                "use_decode": found.use_decode,
-                "speedup_low": found.speedup_low,
-                "vs_stock": found.vs_stock,
-                "status": {"state": router.status.state, "reason": router.status.reason},
-                "digest": router.digest,
-                "proof": None
-                if proof is None
-                else {
-                    "route": proof.route,
-                    "checks": proof.checks,
-                    "launches": proof.launches,
-                    "worst_error": proof.worst_error,
-                    "fallback_error": proof.fallback_error,
-                    "requires": list(proof.requires),
-                    "limits": list(proof.limits),
-                },
-            }
-        )
-        return 0
+    return {
+        **found._asdict(),
+        "proof": None if proof is None else proof._asdict(),
+        "status": {"state": router.status.state, "reason": router.status.reason},
+        "digest": router.digest,
+    }
+
+
+def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str]:
     lines = [
         f"{found.answer}: {found.why}",
         f"  {found.detail}",
@@ -111,28 +130,31 @@ def command(
         lines.append(f"  at least {found.speedup_low:.3f} x as fast as the fallback")
     if found.vs_stock is not None:
         lines.append(f"  {found.vs_stock:.3f} x as fast as what the engine calls by itself (median)")
-    if proof is not None:
+    if (proof := found.proof) is not None:
         lines.append(
             f"  proof of {proof.route}: {proof.checks} checks, {proof.launches} launches, worst error "
             f"{proof.worst_error:.2g} (fallback {proof.fallback_error:.2g})"
         )
-        lines += [f"  requires {need}" for need in proof.requires] + [
-            f"  limit: {limit}" for limit in proof.limits
-        ]
-    for item in loaded.unsafe:
-        lines.append(f"  unsafe elsewhere in this table: {item.route} {item.kind} in {item.cell}")
-    stdout.print("\n".join(lines), markup=False)
-    return 0
+        lines += [f"  requires {need}" for need in proof.requires]
+        lines += [f"  limit: {limit}" for limit in proof.limits]
+    lines += [f"  unsafe in this table: {row.route} {row.kind} in {row.cell}" for row in loaded.unsafe]
+    return lines
 
 
 def _facts(word: str, loaded: RoutingTable) -> Facts | Path:
     from autotune.hardware.collect import collect
+    from autotune.hardware.errors import NoDevice
 
-    if word == "here":
-        return collect(loaded.facts.device)
     if word == "table":
         return loaded.facts
+    if word == "here":
+        try:
+            return collect(loaded.facts.device)
+        except NoDevice:
+            return collect()  # another machine: the router says so
     path = Path(word)
     if not path.is_file():
-        raise CliError(f"--facts {word}: no such file; autotune doctor --json writes one", Exit.USAGE)
+        raise CliError(
+            f"--facts {word}: no such file; autotune doctor --json prints what it holds", Exit.USAGE
+        )
     return path

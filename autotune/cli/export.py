@@ -2,73 +2,87 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.exits import CliError, Exit
-from autotune.cli.options import DEFAULT_DB, Db, EngineName, Gpu, Json, Out, SpaceFile
+from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, SpaceFile
+
+if TYPE_CHECKING:
+    from autotune.cli.context import Asked
+    from autotune.routes.base import Route
+    from autotune.store.database import Database
+    from autotune.tuner.target import Target
 
 
 def command(
-    gpu: Gpu,
+    gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
     db: Db = DEFAULT_DB,
-    out: Out = Path("tuned_configs"),
+    out: Out = DEFAULT_OUT,
     hardware: Annotated[
         str | None,
         typer.Option(
-            "--hardware", metavar="ID", help="Hardware id, where the database has several machines."
+            "--hardware", metavar="ID", help="First digits of a machine's id, where there are several."
         ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Apply the decision rule to stored rows and write the table. Needs no GPU, runs nothing."""
-    from autotune.cli.context import all_routes, ask, target, writable
-    from autotune.cli.output import print_json, stdout
-    from autotune.report.summary import summary_json, summary_text
+    """Apply the decision rule to stored rows and write the table again.
+
+    Runs nothing and needs no GPU.
+    """
+    from autotune.cli.context import ask, require_database, writable
+    from autotune.cli.output import print_json, print_text
+    from autotune.report.summary import no_safe_route, summary_json, summary_text
     from autotune.store.database import open_database
-    from autotune.store.repository import Repository
     from autotune.tuner.publish import publish
-    from autotune.tuner.run import open_run, study_digest
+    from autotune.tuner.run import open_run
     from autotune.tuner.tuner import Progress
 
     asked = ask(gpu, engine, space)
-    routes = all_routes()
+    require_database(db)
     with open_database(db) as database:
-        device = asked.grid.space.device
-        found = {}
-        for study in Repository(database).studies():
-            facts = study.fingerprint.facts
-            if study.engine != engine or not device.matches(facts):
-                continue
-            there = target(asked, facts)
-            if study.space_digest == study_digest(there, routes):
-                found[study.fingerprint.hardware_id + study.fingerprint.software_id] = there
-        if hardware is not None:
-            found = {key: there for key, there in found.items() if key.startswith(hardware)}
-        if not found:
-            raise CliError(
-                f"{database.where}: no study of --gpu {asked.profile} --engine {engine} with this space and "
-                f"these routes; autotune run makes one",
-                Exit.FAILED,
-            )
-        if len(found) > 1:
-            raise CliError(
-                f"{database.where}: studies of several machines: --hardware takes one of "
-                + ", ".join(f"{key[:12]} ({there.facts.hardware['name']})" for key, there in found.items()),
-                Exit.USAGE,
-            )
+        there, routes = _stored(database, asked, hardware)
         writable(out)
-        with open_run(database, next(iter(found.values())), routes, tuning=False) as run:
+        with open_run(database, there, routes, tuning=False) as run:
             settled = sum(run.judge.settled(item.cell) for item in run.cells)
             published = publish(run, out)
             progress = Progress(len(run.cells), settled, 0, False)
             if json:
                 print_json(summary_json(run, progress, published))
             else:
-                stdout.print(summary_text(run, progress, published))
-    unsafe = any(cell.decision.reason.value == "no_safe_route" for cell in published.cells)
-    return int(Exit.NO_SAFE_ROUTE if unsafe else Exit.DONE)
+                print_text(summary_text(run, progress, published))
+    return int(Exit.NO_SAFE_ROUTE if no_safe_route(published) else Exit.DONE)
+
+
+def _stored(database: Database, asked: Asked, hardware: str | None) -> tuple[Target, dict[str, Route]]:
+    """The one machine of which the database has a study of these cells, engine and routes."""
+    from autotune.cli.context import all_routes, target
+    from autotune.store.repository import Repository
+    from autotune.tuner.run import study_digest
+
+    device, engine = asked.grid.space.device, asked.grid.engine.name
+    routes = all_routes(device.kind)
+    found: dict[str, Target] = {}
+    for study in Repository(database).studies():
+        facts = study.fingerprint.facts
+        if study.engine != engine or not device.matches(facts):
+            continue
+        there = target(asked, facts)
+        key = study.fingerprint.hardware_id + study.fingerprint.software_id
+        if study.space_digest == study_digest(there, routes) and key.startswith(hardware or ""):
+            found[key] = there
+    if not found:
+        raise CliError(
+            f"{database.where}: no study of --gpu {asked.profile} --engine {engine} with these cells and "
+            "routes; autotune run makes one"
+        )
+    if len(found) > 1:
+        machines = ", ".join(f"{key[:12]} ({there.facts.hardware['name']})" for key, there in found.items())
+        raise CliError(
+            f"{database.where}: several machines' studies; choose with --hardware: {machines}", Exit.USAGE
+        )
+    return next(iter(found.values())), routes

@@ -8,13 +8,19 @@ from typing import Annotated
 import typer
 
 DEFAULT_DB = "sqlite:///autotune.db"
+DEFAULT_OUT = Path("tuned_configs")
 
 Gpu = Annotated[
-    str,
-    typer.Option("--gpu", metavar="PROFILE", help="Hardware: cpu, h100, h200, b200, gb200, b300, gb300."),
+    str | None,
+    typer.Option(
+        "--gpu",
+        metavar="PROFILE",
+        help="Hardware profile: cpu, h100, h200, b200, gb200, b300 or gb300. Needed unless --space is given.",
+    ),
 ]
 EngineName = Annotated[
-    str, typer.Option("--engine", metavar="NAME", help="Engine profile: generic, sglang, vllm.")
+    str,
+    typer.Option("--engine", metavar="NAME", help="Engine profile: generic, sglang, vllm, or a file."),
 ]
 SpaceFile = Annotated[
     Path | None,
@@ -22,9 +28,13 @@ SpaceFile = Annotated[
 ]
 Db = Annotated[
     str,
-    typer.Option("--db", metavar="URL", help="Database: sqlite:///FILE or postgresql+psycopg://..."),
+    typer.Option(
+        "--db",
+        metavar="URL",
+        help="Evidence database: sqlite:///FILE or postgresql://USER@HOST/NAME.",
+    ),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Folder of the table <device>.<engine>.yaml.")
+    Path, typer.Option("--out", metavar="DIR", help="Folder of the table, <device>.<engine>.yaml.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

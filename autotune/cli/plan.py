@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import EngineName, Gpu, Json, SpaceFile
 
 if TYPE_CHECKING:
-    from autotune.space.grid import Entry, Grid
+    from autotune.space.grid import Entry
 
 
-def command(gpu: Gpu, engine: EngineName = "generic", space: SpaceFile = None, json: Json = False) -> int:
+def command(
+    gpu: Gpu = None, engine: EngineName = "generic", space: SpaceFile = None, json: Json = False
+) -> int:
     """List cells, columns, routes and the estimated time of a run. Needs no GPU."""
-    from autotune.cli.context import ask
-    from autotune.cli.output import print_json, stdout
+    from autotune.cli.context import all_routes, ask
+    from autotune.cli.output import print_json, print_text
     from autotune.hardware.memory import too_large
-    from autotune.tuner.cost import predict
+    from autotune.tuner.cost import predict_all
 
     grid = ask(gpu, engine, space).grid
     device = grid.space.device
@@ -25,7 +27,8 @@ def command(gpu: Gpu, engine: EngineName = "generic", space: SpaceFile = None, j
         memory is not None and too_large(item.cell, memory, workspace_bytes=grid.engine.workspace_bytes)
         for item in grid.cells
     )
-    seconds = sum(predict(item.cell, device.kind) for item in grid.cells)
+    known = sorted(all_routes(device.kind))
+    seconds = predict_all((item.cell for item in grid.cells), device.kind, max(2, len(place.deployable)))
     plan: dict[str, Any] = {
         "gpu": grid.space.gpu,
         "device": str(device),
@@ -34,7 +37,7 @@ def command(gpu: Gpu, engine: EngineName = "generic", space: SpaceFile = None, j
         "fallback": list(place.fallback),
         "stock": place.stock,
         "deployable": list(place.deployable),
-        "known_here": sorted(_known(grid)),
+        "installed": known,
         "objectives": list(grid.space.objectives),
         "columns": len(grid.columns),
         "cells": len(grid.cells),
@@ -46,14 +49,8 @@ def command(gpu: Gpu, engine: EngineName = "generic", space: SpaceFile = None, j
     if json:
         print_json(plan)
     else:
-        stdout.print(_text(plan), markup=False)
+        print_text(_text(plan))
     return 0
-
-
-def _known(grid: Grid) -> set[str]:
-    from autotune.cli.context import all_routes
-
-    return set(all_routes())
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -81,9 +78,9 @@ def _text(plan: dict[str, Any]) -> str:
         f"{plan['gpu']}: {plan['device']}, engine {plan['engine']} ({plan['mode']} mode)",
         f"fallback: {', then '.join(plan['fallback'])}; stock: {plan['stock']}",
         f"deployable: {', '.join(plan['deployable'])}",
-        f"routes in this installation: {', '.join(plan['known_here'])}",
+        f"installed here: {', '.join(plan['installed']) or 'none of them'}",
         f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
-        f"estimated: {took} (an estimate; a run says how it went)",
+        f"estimated: {took} beside the self-test",
     ]
     for entry in plan["entries"]:
         dtypes = entry["dtypes"]

@@ -22,28 +22,42 @@ def command(
         typer.Option("--check", metavar="CHECK", help="One check; all of the column's if left out."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the operands.")] = 0,
-    pad_value: Annotated[int, typer.Option("--pad-value", min=1, help="KV length of padded rows.")] = 1,
+    pad_value: Annotated[int, typer.Option("--pad-value", min=0, help="KV length of padded rows.")] = 1,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", metavar="cpu|cuda", help="Where to run; the GPU, if there is one."),
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Prove one route in one column, here and now; nothing is stored. Exit 1 unless it is safe."""
+    """Run one route's checks in one column, here and now; nothing is stored.
+
+    What every stored repro command calls. Exit 1 unless all of them pass.
+    """
     from autotune.arena.factory import default_kind
     from autotune.checks import registry as checks
-    from autotune.cli.output import print_json, stdout
+    from autotune.cli.output import print_json, print_text
     from autotune.domain.cell import Column
     from autotune.domain.verdict import Status, conclude
     from autotune.hardware.collect import collect
-    from autotune.routes import registry as routes
-    from autotune.worker.jobs import ProveJob, prove
+    from autotune.worker.jobs import ProveJob, child_route, prove
     from autotune.worker.worker import Worker
 
     try:
         asked = Column.from_dict(json_module.loads(column))
+        for name in ("q_len", "batch_size", "max_context"):
+            if not isinstance(getattr(asked, name), int):
+                raise TypeError(f"{name} is no integer")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CliError(f"--column is not a stored column: {error}", Exit.USAGE) from error
+        raise CliError(
+            f"--column is not a stored column: {type(error).__name__}: {error}", Exit.USAGE
+        ) from error
     lens = _lens(kv_lens, asked.max_context)
-    if not route.startswith("planted-"):
-        routes.get(route)
-    facts = collect()
+    try:
+        child_route(route)
+        facts = collect(device)
+        arena_kind = default_kind(facts.device)
+    except ValueError as error:
+        raise CliError(str(error), Exit.USAGE) from error
     device = facts.device
     names = [checks.get(check).name] if check else list(checks.expected(asked, device))
     results = []
@@ -57,19 +71,19 @@ def command(
                 kv_lens=lens,
                 seed=seed,
                 device=device,
-                arena_kind=default_kind(device),
+                arena_kind=arena_kind,
                 pad_value=pad_value,
             )
             results.append(prove(worker, job))
             if not json:
                 row = results[-1]
                 kind = f" {row.kind.value}" if row.kind else ""
-                stdout.print(f"{row.status.value:15}{kind} {name}: {row.detail}", markup=False)
+                print_text(f"{row.status.value:15}{kind} {name}: {row.detail}")
     verdict = conclude(results, names)
     if json:
         print_json([row.to_dict() for row in results])
     else:
-        stdout.print(f"{route} in {asked}: {verdict.status.value}", markup=False)
+        print_text(f"{route} in {asked}: {verdict.status.value}")
     return int(Exit.DONE if verdict.status is Status.SAFE else Exit.FAILED)
 
 

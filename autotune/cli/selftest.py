@@ -16,42 +16,42 @@ def command(
         str | None, typer.Option("--only", metavar="CHECK", help="Run this check's controls alone.")
     ] = None,
     skip_check: Annotated[
-        list[str] | None,
+        list[str],
         typer.Option(
-            "--skip-check", metavar="CHECK", help="Do not run this check: its controls go undetected."
+            "--skip-check",
+            metavar="CHECK",
+            help="Do not run this check: its controls stay undetected. Repeatable.",
         ),
-    ] = None,
+    ] = [],  # noqa: B006 - the parser makes a new one
     json: Json = False,
 ) -> int:
     """Run the controls on this device: planted faults that must be detected, clean kernels that must pass.
 
     Exit 4 if a planted fault goes undetected or a clean kernel is accused.
     """
-    from autotune.checks.controls import CONTROLS
     from autotune.cli.context import ask, here
-    from autotune.cli.output import print_json, stderr, stdout
+    from autotune.cli.output import print_json, print_text, stderr
     from autotune.report.progress import ProgressView
     from autotune.report.selftest import selftest_text
-    from autotune.tuner.selftest import run_selftest
+    from autotune.tuner.selftest import chosen, run_selftest
     from autotune.worker.worker import Worker
 
     target = here(ask(gpu, "generic", None))
-    view = ProgressView(stderr)
-    view.selftest_started(len(CONTROLS))
-    try:
-        with Worker(target.device) as worker:
-            test = run_selftest(
-                worker,
-                target.device,
-                only=only,
-                skip=frozenset(skip_check or ()),
-                facts=target.facts,
-                on_result=lambda result: view.selftest_row(result.to_dict()),
-            )
-    finally:
-        view.finished()
+    skip = frozenset(skip_check)
+    controls = chosen(target.device, only, skip)
+    with ProgressView(stderr) as view, Worker(target.device) as worker:
+        view.selftest_started(len(controls))
+        test = run_selftest(
+            worker,
+            target.device,
+            only=only,
+            skip=skip,
+            facts=target.facts,
+            on_result=lambda result: view.selftest_row(result.to_dict()),
+        )
+        view.selftest_done(test.ok)
     if json:
         print_json([result.to_dict() for result in test.results])
     else:
-        stdout.print(selftest_text(test))
+        print_text(selftest_text(test))
     return int(Exit.DONE if test.ok else Exit.CONTROL_FAILED)

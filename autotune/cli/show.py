@@ -14,7 +14,7 @@ def command(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="A routing table.")], json: Json = False
 ) -> int:
     """Print a table: one letter a cell, batch sizes across, KV lengths down. Needs no GPU."""
-    from autotune.cli.output import print_json, stdout
+    from autotune.cli.output import print_json, print_text
     from autotune.report.grid import table_json, table_text
     from autotune.table.load import load_table
 
@@ -22,5 +22,5 @@ def command(
     if json:
         print_json(table_json(loaded))
     else:
-        stdout.print(table_text(loaded))
+        print_text(table_text(loaded))
     return 0

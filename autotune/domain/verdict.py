@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from math import isnan
 from typing import Any
 
 
@@ -161,7 +162,7 @@ def conclude(results: Sequence[CheckResult], expected: Iterable[str]) -> Verdict
         limits=tuple(sorted({limit for result in results for limit in result.limits})),
         launches=sum(result.launches for result in results),
         checks=sum(result.status is CheckStatus.PASSED for result in results),
-        worst_error=max(errors) if errors else None,
+        worst_error=max(errors, key=lambda error: (isnan(error), error)) if errors else None,
     )
     for result in results:
         if result.status is CheckStatus.FAILED:

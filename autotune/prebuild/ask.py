@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -73,8 +73,14 @@ def only_kernels(head_dims: Sequence[int], soft_cap: bool) -> Iterator[None]:
         yield
 
 
-def ask(columns: Sequence[Column], routes: Sequence[Route], facts: Facts) -> dict[str, Asked]:
+def ask(
+    columns: Sequence[Column], routes: Sequence[Route], facts: Facts, head_dims: Iterable[int] = ()
+) -> dict[str, Asked]:
     """Modules by name, for every route that supports a column on ``facts``.
+
+    Args:
+        head_dims: head sizes that fmha-v2's modules keep beside those of the columns: they were built
+            before, and the name of such a module does not tell.
 
     Raises:
         ImportError: FlashInfer is not installed.
@@ -87,7 +93,7 @@ def ask(columns: Sequence[Column], routes: Sequence[Route], facts: Facts) -> dic
         if route.supports(column, facts) is None
     ]
     fmha = [column.shape for route, column in wanted if route.name == "fmha-v2"]
-    head_dims = tuple(sorted({shape.head_dim for shape in fmha}))
+    sizes = tuple(sorted({*head_dims, *(shape.head_dim for shape in fmha)}))
     asked: dict[str, Asked] = {}
     current = ""
 
@@ -95,13 +101,13 @@ def ask(columns: Sequence[Column], routes: Sequence[Route], facts: Facts) -> dic
         entry = asked.setdefault(spec.name, Asked(spec))
         entry.routes.add(current)
         if current == "fmha-v2":
-            entry.head_dims = head_dims
+            entry.head_dims = sizes
         return Silent()
 
     def allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    with only_kernels(head_dims, any(shape.soft_cap for shape in fmha)):
+    with only_kernels(sizes, any(shape.soft_cap for shape in fmha)):
         for route, column in wanted:
             current = route.name
             # entered anew each time: the library asks once for a module that two routes share

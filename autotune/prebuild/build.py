@@ -1,10 +1,8 @@
-"""Build what a set of columns needs, in parallel, and keep the folder's manifest."""
+"""Ask which modules a set of columns needs, or build them in parallel and keep the folder's manifest."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from autotune.domain.fingerprint import Facts
 from autotune.prebuild import manifest as manifests
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.manifest import Manifest, Module
+from autotune.prebuild.process import events, library_environment
 from autotune.prebuild.toolchain import Toolchain, stub_driver
 
 # ``listen(event, values)``: see ``autotune.prebuild.child``; for a progress view.
@@ -39,6 +38,45 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
+def _request(columns: Sequence[Column], facts: Facts, routes: Sequence[str], **more: Any) -> dict[str, Any]:
+    defaults = {"out": "", "known": {}, "cuda": "", "jobs": 1, "list_only": False}
+    return {
+        **defaults,
+        "columns": [column.to_dict() for column in columns],
+        "facts": facts.to_dict(),
+        "routes": list(routes),
+        **more,
+    }
+
+
+def modules_of(
+    columns: Sequence[Column],
+    facts: Facts,
+    *,
+    routes: Sequence[str],
+    work: Path,
+    python: str = sys.executable,
+) -> dict[str, list[str]]:
+    """Names of the modules that ``routes`` load for ``columns``, each with its routes. Needs no compiler.
+
+    Args:
+        facts: ``hardware.compute_capability`` of the target device is enough.
+        work: where FlashInfer may write its generated sources.
+        python: the interpreter that has FlashInfer.
+
+    Raises:
+        PrebuildError: FlashInfer cannot be imported, or the process that asks died.
+    """
+    work = work.absolute()
+    environment = library_environment(str(facts.hardware["compute_capability"]), work)
+    request = _request(columns, facts, routes, list_only=True)
+    found: dict[str, list[str]] = {}
+    for event, values in events(python, request, environment, work):
+        if event == "asked":
+            found = values["modules"]
+    return found
+
+
 def prebuild(
     columns: Sequence[Column],
     facts: Facts,
@@ -48,7 +86,6 @@ def prebuild(
     routes: Sequence[str],
     jobs: int = 0,
     work: Path | None = None,
-    list_only: bool = False,
     python: str = sys.executable,
     listen: Listen = lambda event, values: None,
 ) -> Outcome:
@@ -61,7 +98,6 @@ def prebuild(
         facts: ``hardware.compute_capability`` of the target device is enough.
         jobs: modules at a time; 0 for one a core.
         work: objects and generated sources; ``<out>.work`` by default.
-        list_only: ask for the names, build nothing.
         python: the interpreter that has FlashInfer.
 
     Raises:
@@ -69,71 +105,43 @@ def prebuild(
     """
     out, work = out.absolute(), (work or out.with_name(out.name + ".work")).absolute()
     arch = str(facts.hardware["compute_capability"])
-    work.mkdir(parents=True, exist_ok=True)
-    stub = stub_driver(toolchain, work / "stub")
     kept = manifests.read(out)
-    request = {
-        "columns": [column.to_dict() for column in columns],
-        "facts": facts.to_dict(),
-        "routes": list(routes),
-        "out": str(out),
-        "known": {n: {"recipe": m.recipe, "sha256": m.sha256} for n, m in kept.modules.items()}
-        if kept
-        else {},
-        "cuda": toolchain.cuda,
-        "jobs": jobs or os.cpu_count() or 1,
-        "list_only": list_only,
-    }
-    environment = {**os.environ, **toolchain.environment(stub, arch, work)}
-    environment.pop("FLASHINFER_DISABLE_JIT", None)
-    log = work / "prebuild.log"
+    stub = stub_driver(toolchain, work / "stub")
+    request = _request(
+        columns,
+        facts,
+        routes,
+        out=str(out),
+        known={
+            name: {"recipe": module.recipe, "sha256": module.sha256, "head_dims": module.head_dims}
+            for name, module in (kept.modules if kept else {}).items()
+        },
+        cuda=toolchain.cuda,
+        jobs=jobs or os.cpu_count() or 1,
+    )
+    environment = {**library_environment(arch, work), **toolchain.environment(stub)}
     outcome: Outcome | None = None
-    with (
-        log.open("w") as errors,
-        subprocess.Popen(
-            [python, "-m", "autotune.prebuild.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment,
-        ) as child,
-    ):
-        assert child.stdin is not None and child.stdout is not None
-        try:
-            child.stdin.write(json.dumps(request))
-            child.stdin.close()
-            for line in child.stdout:
-                values = json.loads(line)
-                event = values.pop("event")
-                if event == "missing":
-                    raise PrebuildError(values["reason"])
-                if event == "library":
-                    outcome = Outcome(_manifest(kept, values, toolchain, arch, out))
-                elif outcome is not None:
-                    _record(outcome, event, values, out)
-                listen(event, values)
-        except BaseException:
-            child.terminate()
-            raise
-    if child.returncode or outcome is None:
-        last = [text.strip() for text in log.read_text().splitlines() if text.strip()][-1:]
-        raise PrebuildError(
-            f"the build process ended with status {child.returncode}: {''.join(last)} (log: {log})"
-        )
+    for event, values in events(python, request, environment, work):
+        if event == "library":
+            outcome = Outcome(_manifest(kept, values, toolchain, arch, out))
+        elif outcome is not None:
+            _record(outcome, event, values, out)
+        listen(event, values)
+    if outcome is None:
+        raise PrebuildError(f"the build process said nothing (log: {work / 'prebuild.log'})")
     return outcome
 
 
 def _manifest(
     kept: Manifest | None, values: dict[str, Any], toolchain: Toolchain, arch: str, out: Path
 ) -> Manifest:
-    new = Manifest(values["flashinfer"], values["commit"], toolchain.cuda, arch)
+    new = Manifest(values["flashinfer"], values["commit"], values["tvm_ffi"], toolchain.cuda, arch)
     if kept is None:
         return new
     if kept.build_of() != new.build_of():
         raise PrebuildError(
-            f"{out} holds modules of FlashInfer {kept.flashinfer}, CUDA {kept.cuda}, compute capability "
-            f"{kept.compute_capability}, not {new.flashinfer}, {new.cuda}, {arch}: give another folder"
+            f"{out} holds modules of FlashInfer {' '.join(kept.build_of())} (version, commit, tvm-ffi, CUDA, "
+            f"compute capability), not of {' '.join(new.build_of())}: give another folder"
         )
     return kept
 

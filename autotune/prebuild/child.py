@@ -3,7 +3,7 @@
 ``python -m autotune.prebuild.child`` takes one JSON request on standard input and writes one JSON event a
 line on standard output:
 
-    {"event": "library", "flashinfer": ..., "commit": ...}
+    {"event": "library", "flashinfer": ..., "commit": ..., "tvm_ffi": ...}
     {"event": "asked", "names": [...]}
     {"event": "present", "name": ...}
     {"event": "built", "name": ..., "seconds": ..., "bytes": ..., "sha256": ..., ...}
@@ -26,6 +26,7 @@ from typing import Any, TextIO
 from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
 from autotune.prebuild.ask import Asked, ask
+from autotune.prebuild.install import tvm_ffi_version
 from autotune.prebuild.manifest import digest, library
 from autotune.routes.flashinfer.catalogue import routes as all_routes
 
@@ -113,15 +114,17 @@ def main() -> int:
         return 0
     version = str(flashinfer.__version__)
     commit = str(getattr(_build_meta, "__git_commit__", "") or getattr(_build_meta, "__git_version__", ""))
-    events("library", flashinfer=version, commit=commit)
+    ffi = tvm_ffi_version()
+    events("library", flashinfer=version, commit=commit, tvm_ffi=ffi)
     facts = Facts(facts.device, facts.hardware, {**facts.software, "flashinfer": version})
-    asked = ask(columns, chosen, facts)
+    known: dict[str, dict[str, Any]] = request["known"]
+    kept = [size for module in known.values() for size in module["head_dims"]]
+    asked = ask(columns, chosen, facts, kept)
     events("asked", modules={name: sorted(entry.routes) for name, entry in sorted(asked.items())})
     if request["list_only"]:
         return 0
     out = Path(request["out"])
-    known: dict[str, dict[str, str]] = request["known"]
-    identity = "\0".join((version, commit, request["cuda"], str(facts.hardware["compute_capability"])))
+    identity = "\0".join((version, commit, ffi, request["cuda"], str(facts.hardware["compute_capability"])))
     work = []
     for name, entry in asked.items():
         if not hasattr(entry.spec, "build"):

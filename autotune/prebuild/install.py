@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import re
 import shutil
 from pathlib import Path
 
@@ -32,8 +34,26 @@ def installed_version(package: Path) -> str:
     return ""
 
 
-def install(folder: Path, package: Path | None = None) -> list[str]:
+def tvm_ffi_version() -> str:
+    """The installed apache-tvm-ffi; "" without one."""
+    try:
+        return importlib.metadata.version("apache-tvm-ffi")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def release(version: str) -> tuple[int, ...]:
+    """``"0.1.15.post2"`` -> (0, 1, 15); () for "". Compares as releases do."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+def install(folder: Path, package: Path | None = None, ffi: str | None = None) -> list[str]:
     """Copy every module of ``folder`` into ``<flashinfer>/data/aot``; returns the names copied.
+
+    Args:
+        package: the ``flashinfer`` package folder; the installed one if None.
+        ffi: version of apache-tvm-ffi on the host; the installed one if None.
 
     Raises:
         PrebuildError: no manifest, a module is missing or changed, or another version is installed.
@@ -49,6 +69,11 @@ def install(folder: Path, package: Path | None = None) -> list[str]:
         raise PrebuildError(
             f"{folder} was built for FlashInfer {manifest.flashinfer}, and {version or 'an unknown version'} "
             "is installed: install that version or prebuild again"
+        )
+    ffi = tvm_ffi_version() if ffi is None else ffi
+    if release(ffi) < release(manifest.tvm_ffi):
+        raise PrebuildError(
+            f"{folder} needs apache-tvm-ffi {manifest.tvm_ffi} or later, and {ffi or 'none'} is installed"
         )
     copied = []
     for name, module in sorted(manifest.modules.items()):

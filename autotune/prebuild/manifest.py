@@ -38,17 +38,23 @@ class Module:
 
 @dataclass(slots=True)
 class Manifest:
-    """Versions that every module of the folder shares, and the modules by name."""
+    """Versions that every module of the folder shares, and the modules by name.
+
+    Attributes:
+        tvm_ffi: of the headers; modules need this version or a later one at run time.
+        cuda: the toolkit's release.
+    """
 
     flashinfer: str
     flashinfer_commit: str
+    tvm_ffi: str
     cuda: str
     compute_capability: str
     modules: dict[str, Module] = field(default_factory=dict)
 
-    def build_of(self) -> tuple[str, str, str, str]:
+    def build_of(self) -> tuple[str, ...]:
         """What must be equal for two modules to share a folder."""
-        return self.flashinfer, self.flashinfer_commit, self.cuda, self.compute_capability
+        return (self.flashinfer, self.flashinfer_commit, self.tvm_ffi, self.cuda, self.compute_capability)
 
     def write(self, folder: Path) -> None:
         """Atomically, modules in name order."""

@@ -33,16 +33,13 @@ class Toolchain:
     cuda: str
     include_dirs: tuple[Path, ...]
 
-    def environment(self, stub_dir: Path, arch: str, workspace: Path) -> dict[str, str]:
-        """Variables for the child that imports FlashInfer, which reads most of them at import."""
+    def environment(self, stub_dir: Path) -> dict[str, str]:
+        """Variables for the child that builds."""
         joined = os.pathsep.join(str(path) for path in self.include_dirs)
         inherited = [os.environ[name] for name in ("CPATH",) if os.environ.get(name)]
         libraries = [str(stub_dir), *([os.environ["LIBRARY_PATH"]] if os.environ.get("LIBRARY_PATH") else [])]
         return {
             "CUDA_HOME": str(self.cuda_home),
-            "FLASHINFER_CUDA_ARCH_LIST": arch,
-            "FLASHINFER_WORKSPACE_BASE": str(workspace),
-            "FLASHINFER_NO_DOWNLOAD": "1",
             # one compiler a module: modules are what runs in parallel
             "MAX_JOBS": "1",
             "CPATH": os.pathsep.join([part for part in (joined, *inherited) if part]),

@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotune.domain.decision import Reason
 from autotune.report.grid import table_text
 
 if TYPE_CHECKING:
     from autotune.tuner.publish import Published
     from autotune.tuner.run import OpenedRun
     from autotune.tuner.tuner import Progress
+
+
+def no_safe_route(published: Published) -> int:
+    """Cells in which not even the fallback is proven safe."""
+    return sum(cell.decision.reason is Reason.NO_SAFE_ROUTE for cell in published.cells)
 
 
 def summary_json(run: OpenedRun, progress: Progress, published: Published) -> dict[str, Any]:
@@ -57,26 +63,25 @@ def summary_text(run: OpenedRun, progress: Progress, published: Published) -> Re
     answers = ", ".join(f"{count} {name}" for name, count in sorted(data["answers"].items()))
     reasons = ", ".join(f"{count} {name}" for name, count in sorted(data["reasons"].items()))
     checks = ", ".join(f"{count} {name}" for name, count in sorted(data["checks"].items())) or "none"
+    open_cells = data["cells"] - data["settled"]
     lines = [
         "",
-        f"{data['settled']} of {data['cells']} cells settled, {data['settled_by_this_call']} by this call"
-        + (
-            "; budget spent, the same command goes on"
-            if data["out_of_budget"] and data["settled"] < data["cells"]
-            else ""
-        ),
-        f"answers: {answers}",
-        f"reasons: {reasons}",
-        f"proof rows: {checks}",
+        f"{data['settled']} of {data['cells']} cells settled, {data['settled_by_this_call']} by this call",
     ]
+    if open_cells and data["out_of_budget"]:
+        lines[-1] += "; budget spent, the same command goes on"
+    elif open_cells:
+        lines[-1] += "; the same command goes on"
+    lines += [f"answers: {answers}", f"reasons: {reasons}", f"proof rows: {checks}"]
     if data["geomean_speedup_where_routed"]:
         lines.append(
             f"where routed: {data['geomean_speedup_where_routed']:.2f} x the fallback's speed "
             f"(geometric mean; margin {data['margin']:g}, {data['multiplicity']} possible claims)"
         )
-    if data["reasons"].get("no_safe_route"):
-        lines.append(
-            f"NO SAFE ROUTE in {data['reasons']['no_safe_route']} cells: the fallback failed its own proof"
+    if without := no_safe_route(published):
+        detail = next(
+            cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.NO_SAFE_ROUTE
         )
+        lines.append(f"NO SAFE ROUTE in {without} cells, first: {detail}")
     lines.append(f"table: {data['table']}")
     return Group(table_text(published.table), Text("\n".join(lines)))

@@ -234,17 +234,19 @@ def _max_seq_len(call: Call) -> str | None:
 def _table_entries(call: Call) -> str | None:
     if call.level is not Level.FULL:
         return None
+    import torch  # here the caller has it
+
     page, pages = call.capacity.column.shape.page_size, call.capacity.num_pages
-    table = call.step.page_table.cpu()
-    for row, kv_len in enumerate(call.kv_lens or ()):
-        live = table[row, : -(-kv_len // page)]
-        bad = ((live < 0) | (live >= pages)).nonzero()
-        if len(bad):
-            column = int(bad[0])
-            return (
-                f"page_table[{row}, {column}] is {int(live[column])}; the pool has pages 0..{pages - 1} "
-                "(page numbers are needed, not token slots)"
-            )
+    table, lens = call.step.page_table, call.step.seq_lens
+    columns = torch.arange(table.shape[1], device=table.device)
+    live = columns[None, :] * page < lens[:, None]
+    bad = (live & ((table < 0) | (table >= pages))).nonzero()
+    if len(bad):
+        row, column = bad[0].tolist()
+        return (
+            f"page_table[{row}, {column}] is {int(table[row, column])}; the pool has pages 0..{pages - 1} "
+            "(page numbers are needed, not token slots)"
+        )
     return None
 
 

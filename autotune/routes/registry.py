@@ -26,6 +26,14 @@ GROUP = "autotune.routes"
 BUILT_IN = {
     "torch-sdpa": ("autotune.routes.torch_sdpa:TorchSdpa", "cpu"),
     "torch-splitkv": ("autotune.routes.torch_splitkv:TorchSplitKv", "cpu"),
+    "xqa-decode": ("autotune.routes.flashinfer.xqa:XqaDecode", "cuda"),
+    "trtllm-gen-decode": ("autotune.routes.flashinfer.trtllm_gen:TrtllmGenDecode", "cuda"),
+    "trtllm-gen-decode-ragged": ("autotune.routes.flashinfer.trtllm_gen:TrtllmGenDecodeRagged", "cuda"),
+    "trtllm-gen-context": ("autotune.routes.flashinfer.trtllm_gen:TrtllmGenContext", "cuda"),
+    "fmha-v2": ("autotune.routes.flashinfer.fmha_v2:FmhaV2", "cuda"),
+    "fa2": ("autotune.routes.flashinfer.fa_prefill:Fa2", "cuda"),
+    "fa3": ("autotune.routes.flashinfer.fa_prefill:Fa3", "cuda"),
+    "fa2-decode": ("autotune.routes.flashinfer.fa_decode:Fa2Decode", "cuda"),
 }
 
 # As in a table's legend and on the command line.

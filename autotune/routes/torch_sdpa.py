@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class TorchSdpa:
     """Context route: gathers the batch, padded to its longest request, then runs torch's fused attention.
 
-    Few operations whatever the batch, so it wins where calls are short; padding and a copy that has left
-    the cache before it is read cost it the long ones. The GQA group is folded into query rows, since
-    ``enable_gqa`` repeats K and V and loses everywhere.
+    A handful of operations whatever the batch, so it wins where a launch is short or has one request;
+    padding, and a copy that has left the cache before it is read, cost it the others. The GQA group is
+    folded into query rows, since ``enable_gqa`` repeats K and V and loses everywhere.
     """
 
     name = "torch-sdpa"
@@ -66,12 +66,15 @@ class _Session:
         page = self._shape.page_size
         lens = paged.lengths(step)
         self._batch = len(lens)
+        if not any(lens):  # nobody owns a page that could be read
+            self._copies = []
+            return
         self._query.prepare(step)
         self._scale, self._v_scale = step.sm_scale * step.k_scale, step.v_scale
         first = [paged.first_page(self._shape, kv_len, self._q_len) for kv_len in lens]
         pages = [-(-kv_len // page) - start for kv_len, start in zip(lens, first, strict=True)]
-        width = max(1, *pages)
-        tokens = max(1, *(kv_len - start * page for kv_len, start in zip(lens, first, strict=True)))
+        width = max(pages)
+        tokens = max(kv_len - start * page for kv_len, start in zip(lens, first, strict=True))
 
         # A page past a row's last one is read as the row's first: its own, live and finite.
         starts = torch.tensor(first)[:, None]
@@ -102,8 +105,8 @@ class _Session:
             mask[row, :, live:].fill_(paged.HIDDEN)
             hides = hides or end_mask is not None or live < tokens
             # Slots behind the row's last token are hidden, but a NaN in them would get through a mask. A
-            # row of less than a page has them in every copy of its first page.
-            if kv_len < page:
+            # row that is seen less than a page of has them in every copy of that page.
+            if live < page:
                 views = [copy.gathered[row, :, live:] for copy in self._copies]
                 self._dead_tails += views if live < tokens else []
                 continue
@@ -114,6 +117,9 @@ class _Session:
         self._dead = (torch.tensor(dead_rows), torch.tensor(dead_slots)) if dead_rows else None
 
     def run(self, out: torch.Tensor) -> None:
+        if not self._copies:
+            out.zero_()
+            return
         self._query.run()
         for copy in self._copies:
             copy.run()

@@ -66,8 +66,11 @@ class _Session:
         self._partial = allocate(
             "partial", (splits, shape.num_kv_heads, rows, shape.head_dim_vo), torch.float32
         )
-        self._lse = allocate("lse", (splits, shape.num_kv_heads, rows), torch.float32)
+        self._lse = allocate("lse", (splits, shape.num_kv_heads, rows, 1), torch.float32)
         self._merged = allocate("merged", self._partial.shape[1:], torch.float32)
+        # Views cost as much as the small operations of a merge: made once, not in every launch.
+        self._slots = [(self._partial[i : i + 1], self._lse[i : i + 1, ..., 0]) for i in range(splits)]
+        self._merges = [(self._partial[:count], self._lse[:count]) for count in range(splits + 1)]
         self._requests: list[list[_Block]] = []
         self._scale = self._v_scale = 1.0
 
@@ -111,13 +114,13 @@ class _Session:
                 if count == 1:
                     into.copy_(result.view(into.shape))
                     break
-                self._partial[number].copy_(result[0])
-                self._lse[number].copy_(lse[0])
+                slot, slot_lse = self._slots[number]
+                slot.copy_(result)
+                slot_lse.copy_(lse)
             else:
-                lse, partial = self._lse[:count], self._partial[:count]
-                torch.softmax(lse, 0, out=lse)
-                partial.mul_(lse[..., None])
-                torch.sum(partial, 0, out=self._merged)
+                partial, weight = self._merges[count]
+                torch.softmax(weight, 0, out=weight)
+                torch.sum(partial.mul_(weight), 0, out=self._merged)
                 into.copy_(self._merged.view(into.shape))
         if self._v_scale != 1.0:
             out.mul_(self._v_scale)

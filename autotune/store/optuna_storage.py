@@ -19,7 +19,8 @@ def rdb_storage(database: Database) -> RDBStorage:
     transactions are apart from ours: store our rows first, then tell Optuna, so that a kill in between
     leaves a trial that is told again, never a told trial without rows. Call Optuna outside
     ``Database.write()``: inside, it would wait for our write lock until it times out. Wrap its calls in
-    ``Database.translated()``.
+    ``Database.translated()``. Open it under ``Database.lock()``: Optuna does not expect two processes to
+    create its tables at once.
 
     An in-memory database cannot be shared: Optuna's part then is a second one.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import ColumnElement, Table, and_, or_, select
 
 from autotune.domain.cell import Cell, Column
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.store.models import ColumnRow, ProofRow
 from autotune.store.records import Fingerprint, Proof
-from autotune.store.statements import Statements, on, split, table_of
+from autotune.store.statements import Statements, on, split
 from autotune.store.types import utc_now
 
 PROOF_KEY = (
@@ -87,24 +88,9 @@ class Proofs(Statements):
         ]
         if not rows:
             return
-        table = table_of(ProofRow)
-        statement = self._insert(table)
-        key = PROOF_KEY
-        new = statement.excluded
-        statement = statement.on_conflict_do_update(
-            index_elements=key,
-            set_={name: new[name] for name in rows[0] if name not in key},
-            where=or_(
-                table.c.status == CheckStatus.UNPROVEN.value,
-                and_(
-                    new.status == CheckStatus.FAILED.value,
-                    table.c.status != CheckStatus.FAILED.value,
-                ),
-            ),
-        )
         with self.database.write() as connection:
             self._add_column(connection, column)
-            connection.execute(statement, rows)
+            self._put(connection, ProofRow, PROOF_KEY, rows, only_if=_stricter)
         self._known_columns.add(column.id)
 
     def proofs(
@@ -167,6 +153,14 @@ class Proofs(Statements):
                     )
                 )
             return found
+
+
+def _stricter(table: Table, new: Any) -> ColumnElement[bool]:
+    failed = CheckStatus.FAILED.value
+    return or_(
+        table.c.status == CheckStatus.UNPROVEN.value,
+        and_(new.status == failed, table.c.status != failed),
+    )
 
 
 def _result(row: ProofRow) -> CheckResult:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_
+from sqlalchemy import ColumnElement, Connection, Executable, Table, and_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autotune.domain.cell import Cell, Column
@@ -24,6 +24,7 @@ class Statements:
         self.database = database
         self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
         self._known_columns: set[str] = set()
+        self._upserts: dict[type[Base], Executable] = {}
 
     def _add(self, connection: Connection, model: type[Base], **row: Any) -> bool:
         """Insert unless the key is there; whether it was inserted."""
@@ -33,14 +34,28 @@ class Statements:
         return done.rowcount > 0
 
     def _put(
-        self, connection: Connection, model: type[Base], key: Sequence[str], rows: list[dict[str, Any]]
+        self,
+        connection: Connection,
+        model: type[Base],
+        key: Sequence[str],
+        rows: list[dict[str, Any]],
+        only_if: Callable[[Table, Any], ColumnElement[bool]] | None = None,
     ) -> None:
-        """Insert, or replace everything but the key."""
-        statement = self._insert(table_of(model))
-        statement = statement.on_conflict_do_update(
-            index_elements=list(key),
-            set_={name: statement.excluded[name] for name in rows[0] if name not in key},
-        )
+        """Insert, or replace everything but the key.
+
+        Args:
+            only_if: condition for replacing, from the table and the new row (``excluded``); None: always.
+        """
+        statement = self._upserts.get(model)
+        if statement is None:  # building one costs more than executing it
+            table = table_of(model)
+            insert = self._insert(table)
+            statement = insert.on_conflict_do_update(
+                index_elements=list(key),
+                set_={name: insert.excluded[name] for name in rows[0] if name not in key},
+                where=None if only_if is None else only_if(table, insert.excluded),
+            )
+            self._upserts[model] = statement
         connection.execute(statement, rows)
 
     def _add_column(self, connection: Connection, column: Column) -> None:

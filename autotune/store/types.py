@@ -17,9 +17,9 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def dumps(value: Any) -> str:
-    """Compact JSON; raises ``ValueError`` on NaN and infinity, which PostgreSQL's JSON refuses."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+# Compact JSON; raises ``ValueError`` on NaN and infinity, which PostgreSQL's JSON refuses. Made once:
+# json.dumps makes a new encoder for every call with options.
+dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -281,18 +281,16 @@ def _least(values: Iterable[Ratio]) -> Ratio:
 
 
 def _proof(route: str, cells: Iterable[DecidedCell]) -> Proof:
-    behind = {
-        cell.cell.column.id: (cell.verdict, cell.fallback_error)
-        for cell in cells
-        if cell.decision.route == route and cell.verdict is not None
-    }
-    verdicts = [verdict for verdict, _ in behind.values()]
+    named = [(cell, cell.verdict) for cell in cells if cell.decision.route == route and cell.verdict]
+    verdicts = [verdict for _, verdict in named]
+    # A column's launches prove all of its rows: counted once.
+    launches = {cell.cell.column.id: verdict.launches for cell, verdict in named}
     return Proof(
         route=route,
         checks=min(verdict.checks for verdict in verdicts),
-        launches=sum(verdict.launches for verdict in verdicts),
+        launches=sum(launches.values()),
         worst_error=max(verdict.worst_error or 0.0 for verdict in verdicts),
-        fallback_error=max(error or 0.0 for _, error in behind.values()),
+        fallback_error=max(cell.fallback_error or 0.0 for cell, _ in named),
         requires=tuple(sorted({need for verdict in verdicts for need in verdict.requires})),
         limits=tuple(sorted({limit for verdict in verdicts for limit in verdict.limits})),
     )

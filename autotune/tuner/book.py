@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.checks import registry
+from autotune.domain.cell import Cell
 from autotune.domain.verdict import CheckResult, CheckStatus, Verdict, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from autotune.domain.cell import Cell, Column
+    from autotune.domain.cell import Column
     from autotune.routes.base import Route
-    from autotune.store.records import Fingerprint, Proof
+    from autotune.store.records import Fingerprint
     from autotune.store.repository import Repository
 
 # The check that a KV row adds at its own length, and the name under which a death while timing is stored.
@@ -33,21 +34,28 @@ class ProofBook:
         self._versions = {check.name: check.version for check in registry.CHECKS} | {TIMING: TIMING_VERSION}
         # (cell id or "", check) -> result
         self._rows: dict[_Key, dict[tuple[str, str], CheckResult]] = {}
-        self.proofs: list[Proof] = repository.all_proofs(fingerprint)
-        for proof in self.proofs:
+        for proof in repository.all_proofs(fingerprint):
             self._note(proof.column, proof.cell_id, proof.route, proof.route_version, proof.result)
+
+    def counts(self, result: CheckResult) -> bool:
+        """Whether the row is of the check that this code runs, not of an older or newer one."""
+        return self._versions.get(result.check) == result.version
 
     def _note(
         self, column: Column, cell_id: str | None, route: str, version: int, result: CheckResult
     ) -> None:
-        if self._versions.get(result.check) == result.version:
-            rows = self._rows.setdefault((column.id, route, version), {})
+        if not self.counts(result):
+            return
+        rows = self._rows.setdefault((column.id, route, version), {})
+        known = rows.get((cell_id or "", result.check))
+        # as in the store: a row that says nothing gives way, and nothing lifts a failure
+        if known is None or known.status is CheckStatus.UNPROVEN or result.status is CheckStatus.FAILED:
             rows[cell_id or "", result.check] = result
 
     def save(self, target: Column | Cell, route: Route, result: CheckResult, repro: str) -> None:
         """Commit a row, then count it."""
         self._repository.save_proof(self._fingerprint, target, route.name, route.version, result, repro=repro)
-        column, cell_id = (target.column, target.id) if hasattr(target, "column") else (target, None)
+        column, cell_id = (target.column, target.id) if isinstance(target, Cell) else (target, None)
         self._note(column, cell_id, route.name, route.version, result)
 
     def missing(self, route: Route, column: Column, device: str) -> list[str]:

@@ -19,11 +19,14 @@ class Listener(Protocol):
     def selftest_row(self, row: dict[str, Any]) -> None:
         """One control was run."""
 
+    def selftest_done(self, ok: bool) -> None:
+        """All controls were run; ``ok`` says whether each came out as it must."""
+
     def selftest_reused(self, controls: int) -> None:
         """An equal self-test is stored; it is not run again."""
 
     def started(self, cells: int, done: int, budget_s: float | None) -> None:
-        """The sweep begins; ``done`` cells were finished by earlier calls."""
+        """The sweep begins: ``done`` cells were finished by earlier calls, ``budget_s`` seconds are left."""
 
     def cell_started(self, cell: Cell) -> None:
         """A cell was taken from the queue."""
@@ -48,6 +51,9 @@ class Silent:
         """See :class:`Listener`."""
 
     def selftest_row(self, row: dict[str, Any]) -> None:
+        """See :class:`Listener`."""
+
+    def selftest_done(self, ok: bool) -> None:
         """See :class:`Listener`."""
 
     def selftest_reused(self, controls: int) -> None:

@@ -30,9 +30,10 @@ def repro_command(job: ProveJob) -> str:
     """The command that runs this very check again, its operands to the byte."""
     column = json.dumps(job.column, separators=(",", ":"), sort_keys=True)
     lens = ",".join(str(length) for length in job.kv_lens)
+    device = job.device.partition(":")[0]
     return (
         f"autotune prove {job.route} --column {shlex.quote(column)} --check {job.check} "
-        f"--kv-lens {lens} --seed {job.seed} --pad-value {job.pad_value}"
+        f"--kv-lens {lens} --seed {job.seed} --pad-value {job.pad_value} --device {device}"
     )
 
 

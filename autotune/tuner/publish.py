@@ -65,13 +65,19 @@ def decide_all(run: OpenedRun) -> tuple[DecidedCell, ...]:
 
 
 def accusations(run: OpenedRun) -> tuple[Unsafe, ...]:
-    """Failed rows of the study's columns: a few of each route and kind, with the command that repeats one."""
+    """Failed rows of the study's columns: a few of each route and kind, with the command that repeats one.
+
+    Rows of another version of the route or of the check do not count here either.
+    """
     columns = {item.cell.column.id for item in run.cells}
+    versions = {name: route.version for name, route in run.judge.routes.items()}
     shown: dict[tuple[str, str], int] = {}
     found = []
     for proof in run.repository.all_proofs(run.fingerprint):
         result = proof.result
         if result.status is not CheckStatus.FAILED or proof.column.id not in columns:
+            continue
+        if versions.get(proof.route) != proof.route_version or not run.book.counts(result):
             continue
         assert result.kind is not None
         key = (proof.route, result.kind.value)

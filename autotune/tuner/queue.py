@@ -13,7 +13,7 @@ from autotune.store.optuna_storage import rdb_storage
 from autotune.store.records import TrialState as OurState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import optuna
 
@@ -57,31 +57,53 @@ class TrialQueue:
             )
         self._current: optuna.Trial | None = None
 
-    def recover(self, decided: Mapping[int, Decision]) -> int:
+    def recover(self, cells: Iterable[StudyCell], decisions: Mapping[str, Decision]) -> int:
         """End the trials that a killed process left behind.
 
-        A running trial whose cell has its decision was only not told: it is told now. Any other is told
-        as failed, and its cell, which is still pending, gets a new trial. A trial that was enqueued and
-        never asked would be handed to the next ask: it is asked and failed here.
+        A trial that was enqueued and never asked would be handed to the next ask: it is asked and failed
+        here. A running one whose cell has its decision was only not told: it is told now. Any other is told
+        as failed, and its cell, which is still pending, gets a new trial. Afterwards the cells with a
+        decision are exactly those with a complete trial, one each.
+
+        Args:
+            cells: the study's.
+            decisions: by cell id.
 
         Returns:
             How many were ended.
         """
         from optuna.trial import TrialState
 
+        by_number = {item.number: item for item in cells}
         ended = 0
         with self._database.translated():
             while self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
                 self._study.tell(self._study.ask(self._space), state=TrialState.FAIL)
                 ended += 1
+            complete = self._complete()
             for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                decision = decided.get(trial.params.get(PARAMETER, -1))
-                if decision is not None:
+                number = trial.params.get(PARAMETER, -1)
+                item = by_number.get(number)
+                decision = decisions.get(item.cell.id) if item is not None else None
+                if decision is not None and number not in complete:
                     self._study.tell(trial.number, value_of(decision))
+                    complete.add(number)
                 else:
                     self._study.tell(trial.number, state=TrialState.FAIL)
                 ended += 1
+        ours = self._repository.trials(self._ours)
+        for item in by_number.values():
+            # without a decision it stays "running": the next attempt counts the kill
+            if item.cell.id in decisions and ours[item.cell.id].state is not OurState.COMPLETE:
+                self._repository.finish_trial(self._ours, item.cell, OurState.COMPLETE)
         return ended
+
+    def _complete(self) -> set[int]:
+        """Numbers of the cells that have a complete trial."""
+        from optuna.trial import TrialState
+
+        done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return {trial.params[PARAMETER] for trial in done}
 
     def begin(self, item: StudyCell) -> None:
         """Start the trial of a cell."""
@@ -101,6 +123,10 @@ class TrialQueue:
         with self._database.translated():
             trial.set_user_attr("answer", decision.route or decision.reason.value)
             self._study.tell(trial, value_of(decision))
+
+    def amend(self, item: StudyCell, decision: Decision) -> None:
+        """Replace the decision of a cell whose trial is complete; Optuna keeps the value that it was told."""
+        self._repository.save_decision(self._ours, item.cell, decision)
 
     def abandon(self, item: StudyCell, state: OurState) -> None:
         """End the trial without a decision; the cell stays pending."""

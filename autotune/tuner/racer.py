@@ -52,15 +52,17 @@ class Racer:
         self._test = test
         self._deadline = deadline
 
-    def race(self, cell: Cell, evidence: Evidence, routes: Mapping[str, Route]) -> Evidence:
+    def race(
+        self, cell: Cell, evidence: Evidence, routes: Mapping[str, Route]
+    ) -> tuple[Evidence, str | None]:
         """Run rounds until :func:`plan_next` wants none, or the deadline passes.
 
         Args:
             evidence: what is known of the cell, its stored rounds included.
 
         Returns:
-            The evidence with the new rounds. A route that died is stored as a failed ``timing`` row: the
-            caller asks for verdicts again.
+            The evidence with the new rounds, and the route that died, if one did. Its death is stored as a
+            failed ``timing`` row: the caller asks for verdicts again, and races those that are left.
         """
         seed = seed_of(self._study.seed, cell.id, TIMING)
         while live := plan_next(evidence, self._test):
@@ -87,11 +89,10 @@ class Racer:
             got_none = len(rounds) == len(evidence.rounds)
             evidence = replace(evidence, rounds=tuple(rounds))
             if isinstance(outcome, Failed):
-                self._accuse(cell, outcome, live, routes, seed)
-                break
+                return evidence, self._accuse(cell, outcome, live, routes, seed)
             if isinstance(outcome, (Broken, JobError)) or got_none:
                 break
-        return evidence
+        return evidence, None
 
     def _report_to(
         self, cell: Cell, evidence: Evidence, rounds: list[Round]
@@ -109,11 +110,11 @@ class Racer:
 
     def _accuse(
         self, cell: Cell, outcome: Failed, live: tuple[str, ...], routes: Mapping[str, Route], seed: int
-    ) -> None:
-        """Store the death with the route whose launch was journalled last."""
+    ) -> str | None:
+        """Store the death with the route that was running; None if it was none of them."""
         name = next((name for name in live if outcome.step.startswith(f"{name}: ")), None)
         if name is None:
-            return
+            return None
         result = CheckResult(
             TIMING,
             TIMING_VERSION,
@@ -123,4 +124,5 @@ class Racer:
             detail=f"{outcome.detail} ({outcome.step})",
             launches=outcome.steps,
         )
-        self._book.save(cell, routes[name], result, "")
+        self._book.save(cell, routes[name], result, "")  # times are not reproduced by a command
+        return name

@@ -17,8 +17,8 @@ from autotune.tuner.book import ProofBook
 from autotune.tuner.code_version import code_version
 from autotune.tuner.cost import predict
 from autotune.tuner.judge import Judge
-from autotune.tuner.lineup import line_up
-from autotune.tuner.selftest import SelfTest, run_selftest
+from autotune.tuner.lineup import Lineup, line_up
+from autotune.tuner.selftest import SelfTest, chosen, run_selftest
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell
@@ -63,7 +63,7 @@ class OpenedRun:
         rows = []
         for name in names:
             mine = [round_ for round_ in evidence.rounds if name in round_.run_us]
-            ratios = paired_ratios(evidence.rounds, evidence.fallback, name)
+            ratios = paired_ratios(evidence.rounds, evidence.fallback, name, unit=self.test.unit)
             progress = self.test.follow(ratios)
             fallback = name == evidence.fallback
             rows.append(
@@ -75,7 +75,9 @@ class OpenedRun:
                     run_us=median(round_.run_us[name] for round_ in mine),
                     host_us=median(round_.host_us[name] for round_ in mine),
                     prepare_us=median(round_.prepare_us[name] for round_ in mine),
-                    summary={} if fallback else {"state": progress.state.value, "speedup": median(ratios)},
+                    summary={}
+                    if fallback or not ratios
+                    else {"state": progress.state.value, "speedup": median(ratios)},
                 )
             )
         self.repository.save_timings(self.study, cell, rows)
@@ -85,20 +87,24 @@ def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
     """What makes two runs the same study: cells, engine, and the routes that race.
 
     One more route is one more chance of a false claim, so it starts a study of its own; proofs are bound
-    to the fingerprint and are not run again.
+    to the fingerprint and are not run again. An installed route that supports none of the cells changes
+    nothing.
     """
-    racing = sorted((route.name, route.version) for route in routes.values())
+    names = {route.name for lineup in _lineups(target, routes) for route in lineup.runners}
+    racing = sorted((name, routes[name].version) for name in names)
     return stable_id([target.grid.digest, target.engine.digest, racing], 16)
 
 
 def multiplicity(target: Target, routes: Mapping[str, Route]) -> int:
     """N: every claim that the study could make. Cells x candidates x engines x objectives."""
     grid = target.grid
-    candidates = max(
-        len(line_up(column, routes, target.engine, target.arch, target.facts).candidates)
-        for column in grid.columns
-    )
+    candidates = max(len(lineup.candidates) for lineup in _lineups(target, routes))
     return len(grid.cells) * max(candidates, 1) * len(grid.space.engines) * len(grid.space.objectives)
+
+
+def _lineups(target: Target, routes: Mapping[str, Route]) -> Iterator[Lineup]:
+    for column in target.grid.columns:
+        yield line_up(column, routes, target.engine, target.arch, target.facts)
 
 
 @contextlib.contextmanager
@@ -145,40 +151,33 @@ def open_run(
             from autotune.tuner.queue import TrialQueue
 
             run._queue = TrialQueue(database, repository, study)
-            decisions = repository.decisions(study)
-            run._queue.recover(
-                {item.number: decisions[item.cell.id] for item in cells if item.cell.id in decisions}
-            )
+            run._queue.recover(cells, repository.decisions(study))
         yield run
 
 
-def ensure_selftest(
-    run: OpenedRun, worker: Worker, listener: Listener, skip: frozenset[str] = frozenset()
-) -> SelfTest | None:
+def ensure_selftest(run: OpenedRun, worker: Worker, listener: Listener) -> SelfTest | None:
     """Show every check its planted faults, unless this very code on this very machine has seen them.
+
+    It is run to its end whatever the deadline: half a self-test proves nothing, and a stored one serves
+    every later call.
 
     Returns:
         The self-test, or None where a stored one counts.
     """
-    from autotune.checks.controls import CONTROLS
-
     stored = run.repository.selftest(run.fingerprint, code_version())
-    if stored is not None and stored.passed and not skip:
+    if stored is not None and stored.passed:
         listener.selftest_reused(len(stored.results))
         return None
-    listener.selftest_started(len(CONTROLS))
+    device = run.target.device
+    listener.selftest_started(len(chosen(device)))
     test = run_selftest(
         worker,
-        run.target.device,
-        skip=skip,
+        device,
         facts=run.target.facts,
         on_result=lambda result: listener.selftest_row(result.to_dict()),
     )
-    if not skip:
-        run.repository.save_selftest(
-            run.fingerprint,
-            code_version(),
-            passed=test.ok,
-            results=[result.to_dict() for result in test.results],
-        )
+    run.repository.save_selftest(
+        run.fingerprint, code_version(), passed=test.ok, results=[result.to_dict() for result in test.results]
+    )
+    listener.selftest_done(test.ok)
     return test

@@ -82,6 +82,22 @@ class SelfTest:
         return tuple(result for result in self.results if not result.ok)
 
 
+def chosen(device: str, only: str | None = None, skip: Set[str] = frozenset()) -> tuple[Control, ...]:
+    """The controls that :func:`run_selftest` gives a result for; a skipped check has no clean ones.
+
+    Raises:
+        UnknownCheckError: ``only`` or ``skip`` names no check; the message lists them.
+        ValueError: there are no planted kernels for this device.
+    """
+    from autotune.checks import registry
+    from autotune.checks.controls import controls
+
+    for name in sorted(skip):
+        registry.get(name)
+    found = controls(only, device.partition(":")[0])
+    return tuple(control for control in found if control.check not in skip or control.expected is not None)
+
+
 def run_selftest(
     worker: Worker,
     device: str,
@@ -105,20 +121,13 @@ def run_selftest(
         ValueError: there are no planted kernels for this device.
         WorkerError: no child can be had.
     """
-    from autotune.checks import registry
-    from autotune.checks.controls import controls
-
-    for name in sorted(skip):
-        registry.get(name)
-    kind = device.partition(":")[0]
     facts = collect(device) if facts is None else facts
     results: list[ControlResult] = []
-    for control in controls(only, kind):
+    for control in chosen(device, only, skip):
         if control.needs is not None and not facts.software.get(control.needs):
             continue
         if control.check in skip:
-            if control.expected is None:
-                continue
+            assert control.expected is not None
             result = ControlResult(control.name, control.check, control.expected.value, SKIPPED, False)
         else:
             result = _show(worker, device, facts, control)

@@ -57,22 +57,32 @@ class Tuner:
         Whatever ends it (Ctrl-C, a full disk, a kill), every row committed so far stands, and the next
         call goes on from there.
         """
-        pending = [item for item in self._run.cells if not self._judge.settled(item.cell)]
+        decided = self._run.repository.decisions(self._run.study)
+        # rows may be complete and their decision missing: a kill came in between
+        pending = [
+            item
+            for item in self._run.cells
+            if item.cell.id not in decided or not self._judge.settled(item.cell)
+        ]
         before = len(self._run.cells) - len(pending)
         settled = 0
-        self._listener.started(len(self._run.cells), before, self._deadline.seconds)
+        left = None if self._deadline.seconds is None else self._deadline.left
+        self._listener.started(len(self._run.cells), before, left)
         try:
             for number, item in enumerate(pending):
                 if self._deadline.passed or (self._trials is not None and number >= self._trials):
                     break
-                settled += self._settle(item)
+                settled += self._settle(item, again=item.cell.id in decided)
+            self._amend()
         finally:
             self._listener.finished()
         return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed)
 
-    def _settle(self, item: StudyCell) -> bool:
+    def _settle(self, item: StudyCell, *, again: bool) -> bool:
+        """One cell; ``again``: it had a decision and a trial, and a new check or version opened it."""
         self._listener.cell_started(item.cell)
-        self._run.queue.begin(item)
+        if not again:
+            self._run.queue.begin(item)
         try:
             decision = self._decide(item.cell)
         except BaseException:
@@ -83,9 +93,21 @@ class Tuner:
         if decision is None:
             self._run.queue.abandon(item, TrialState.FAILED)
             return False
-        self._run.queue.finish(item, decision)
+        if again:
+            self._run.queue.amend(item, decision)
+        else:
+            self._run.queue.finish(item, decision)
         self._listener.cell_done(item.cell, decision)
         return True
+
+    def _amend(self) -> None:
+        """Bring decisions up to date: a route that died in one cell is unsafe in its whole column."""
+        decided = self._run.repository.decisions(self._run.study)
+        for item in self._run.cells:
+            if (stored := decided.get(item.cell.id)) is not None:
+                now = self._judge.outcome(item.cell).decision
+                if now != stored:
+                    self._run.queue.amend(item, now)
 
     def _decide(self, cell: Cell) -> Decision | None:
         """The cell's final decision, or None if the deadline or a missing proof left it open."""
@@ -98,10 +120,11 @@ class Tuner:
                     self._prover.prove(route, cell.column, lens)
                 for route in lineup.runners:
                     self._prover.prove_row(route, cell)
-                evidence = self._judge.evidence(cell)
-                raced = self._racer.race(cell, evidence, self._judge.routes)
+                died: str | None = ""
+                while died is not None:  # a dead route is unsafe now, the others race on
+                    raced, died = self._racer.race(cell, self._judge.evidence(cell), self._judge.routes)
                 self._run.save_timings(cell, raced)
-        evidence = self._judge.evidence(cell)  # a route that died in the race has another verdict now
+        evidence = self._judge.evidence(cell)
         if not self._judge.settled(cell, evidence):
             return None
         return self._judge.outcome(cell, evidence).decision

@@ -122,7 +122,7 @@ MESSAGES = (
     ),
     _message(
         r"CUDA out of memory|\bout of memory\b|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
-        r"can't allocate memory|cannot allocate memory|std::bad_alloc",
+        r"DefaultCPUAllocator: (not enough|can't allocate) memory|cannot allocate memory|std::bad_alloc",
         UnprovenReason.OUT_OF_MEMORY,
         False,
     ),

@@ -201,7 +201,7 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
     return row(
         status=CheckStatus.UNPROVEN,
         reason=UnprovenReason.INFRASTRUCTURE,
-        detail=f"{outcome.exc_type}: {outcome.message}{where}",
+        detail=" ".join(f"{outcome.exc_type}: {outcome.message}{where}".split()),
     )
 
 

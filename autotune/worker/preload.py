@@ -35,8 +35,9 @@ def die_with_parent(parent: int) -> None:
 
 _parent = os.environ.pop(PARENT_VARIABLE, None)
 if _parent is not None:
-    # Before the slow import: a Ctrl-C in the first second is the parent's to handle, not ours.
+    # Blocked until now: a Ctrl-C is the parent's to handle, not ours.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent(int(_parent))
     server_pid = os.getpid()
 

@@ -16,8 +16,9 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import types
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ _START_TIMEOUT_S = 120.0
 # SIGKILL acts at once unless the process is inside the driver; then it is left to the kernel.
 _REAP_TIMEOUT_S = 10.0
 _OUTPUT_TAIL_BYTES = 4096
+_START_ATTEMPTS = 5
 
 _context = multiprocessing.get_context("forkserver")
 _start_lock = threading.Lock()
@@ -58,10 +60,13 @@ def _inherit(duplicate: Any) -> InheritedFd:
 def _starting() -> Iterator[None]:
     """Hide ``__main__`` and announce our pid while multiprocessing starts something.
 
-    multiprocessing would have each child import the console script again, with all it imports.
+    multiprocessing would have each child import the console script again, with all it imports. SIGINT is
+    blocked, in what is started too, until the preload module ignores it: a Ctrl-C is the parent's alone.
     """
     main = sys.modules["__main__"]
     with _start_lock:
+        resource_tracker.ensure_running()  # it would unblock SIGINT
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         sys.modules["__main__"] = types.ModuleType("__main__")
         os.environ[PARENT_VARIABLE] = str(os.getpid())
         try:
@@ -69,6 +74,7 @@ def _starting() -> Iterator[None]:
         finally:
             sys.modules["__main__"] = main
             os.environ.pop(PARENT_VARIABLE, None)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def start_fork_server() -> None:
@@ -116,8 +122,7 @@ class ChildProcess:
             name=f"autotune {device}",
         )
         try:
-            with _starting():
-                self._process.start()
+            self._start()
         except (OSError, EOFError) as error:
             self._close_pipes()
             raise WorkerError(f"the child process cannot be started: {error}") from error
@@ -131,6 +136,18 @@ class ChildProcess:
             self.reap(kill=True)
             self.close()
             raise
+
+    def _start(self) -> None:
+        for attempt in range(_START_ATTEMPTS):
+            try:
+                with _starting():
+                    self._process.start()
+                return
+            # a fork server that was killed refuses us until the kernel has made it a zombie
+            except (ConnectionError, EOFError):
+                if attempt + 1 == _START_ATTEMPTS:
+                    raise
+                time.sleep(0.1 * 2**attempt)
 
     def _await_ready(self) -> None:
         if not self.conn.poll(_START_TIMEOUT_S):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +84,13 @@ def test_the_verdict_adds_up_its_rows() -> None:
         checks=2,
         worst_error=0.5,
     )
+
+
+@pytest.mark.parametrize("order", [(0.1, float("nan")), (float("nan"), 0.1)])
+def test_an_error_that_is_no_number_is_the_worst_in_any_order(order: tuple[float, float]) -> None:
+    rows = [result(name, worst_error=error) for name, error in zip("ab", order, strict=True)]
+    worst = conclude(rows, ["a", "b"]).worst_error
+    assert worst is not None and math.isnan(worst)
 
 
 def test_contradictions_are_refused() -> None:

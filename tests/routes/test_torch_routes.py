@@ -174,11 +174,24 @@ def test_lengths_are_read_from_the_tensor_if_the_host_has_none(route: Route) -> 
 
 
 @routes
-@pytest.mark.parametrize("layout", [layout.value for layout in KvLayout])
-@pytest.mark.parametrize("lens", [(1, 17, 100), (5, 3, 16)])
-def test_nan_in_dead_slots_and_pages_never_leaks(route: Route, layout: str, lens: tuple[int, ...]) -> None:
+def test_a_batch_without_any_tokens_gives_zeros(route: Route) -> None:
     with HostMmapArena() as arena:
-        case = column(Shape(4, 2, 32, 16, kv_layout=layout), q_len=2, batch=3)
+        operands = build(arena, column(Shape(4, 2, 32, 16)), Recipe((20, 7), 3), "cpu")
+        operands.step.seq_lens.zero_()
+        operands.step.host_kv_lens = (0, 0)
+        operands.step.page_table.fill_(-1)
+        assert launch(route, operands, arena).eq(0).all()
+
+
+@routes
+@pytest.mark.parametrize("layout", [layout.value for layout in KvLayout])
+@pytest.mark.parametrize("window", [-1, 0, 20])
+@pytest.mark.parametrize("lens", [(1, 17, 100), (5, 3, 16)])
+def test_nan_in_dead_slots_and_pages_never_leaks(
+    route: Route, layout: str, window: int, lens: tuple[int, ...]
+) -> None:
+    with HostMmapArena() as arena:
+        case = column(Shape(4, 2, 32, 16, kv_layout=layout, window_left=window), q_len=2, batch=3)
         operands = build(arena, case, Recipe(lens, 5, table_garbage=2**31 - 1), "cpu")
         live = {
             (pages[t // 16], t % 16)

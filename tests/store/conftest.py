@@ -102,7 +102,7 @@ def postgres_server() -> Iterator[str]:
                     time.sleep(0.05)
             yield f"postgresql://postgres@/{{name}}?host={folder}"
         finally:
-            server.send_signal(signal.SIGQUIT)  # at once, without a checkpoint
+            server.send_signal(signal.SIGINT)
             server.wait(timeout=30)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -238,3 +238,19 @@ def test_two_processes_create_one_database(
         process.join()
     assert found == ["", "", ""]
     assert list(tmp_path.glob("*backup*")) == []
+
+
+def test_an_installed_copy_takes_the_packages_own_migrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.store import migrations
+
+    package = tmp_path / "site-packages" / "autotune"
+    shutil.copytree(script_folder(), package / "_data" / "db")
+    shutil.copytree(script_folder(), tmp_path / "site-packages" / "db")  # of some other distribution
+    monkeypatch.setattr(migrations, "__file__", str(package / "store" / "migrations.py"))
+    assert migrations.script_folder() == package / "_data" / "db"
+    open_database(f"sqlite:///{tmp_path}/a.db").close()
+    shutil.rmtree(package / "_data")
+    with pytest.raises(StoreError, match="install it again"):
+        open_database(f"sqlite:///{tmp_path}/b.db")

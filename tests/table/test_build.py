@@ -10,7 +10,7 @@ from autotune.domain.verdict import FailureKind, Status, Verdict
 from autotune.table.build import DecidedCell, build_entries, build_table
 from autotune.table.errors import TableError
 from autotune.table.letters import RESERVED, agree, build_legend
-from autotune.table.model import Quarantine
+from autotune.table.model import Quarantine, RoutingTable
 from autotune.table.quarantine import apply_quarantine
 from autotune.table.validate import validate
 from tests.table import samples
@@ -161,15 +161,15 @@ def test_proof_sums_columns_once_and_keeps_the_worst() -> None:
 
 def test_quarantine_withdraws_letters_any_intervals_and_proofs() -> None:
     at = "2026-12-01T00:00:00Z"
-    one = samples.table_of(
-        samples.sample_cells(), quarantine=[Quarantine(samples.SPLIT, "x", at, batch_size=3)]
-    )
+
+    def withdrawn(item: Quarantine) -> RoutingTable:
+        return samples.table_of(samples.sample_cells(), quarantine=[item])
+
+    one = withdrawn(Quarantine(samples.SPLIT, "x", at, batch_size=3))
     assert [row.letters for row in one.entries[0].routes.rows] == [".sss", "ssss"]
     assert one.entries[0].eager is not None
     assert [row.letters for row in one.entries[0].eager.routes.rows] == ["q!", "qs"]
-    edge = samples.table_of(
-        samples.sample_cells(), quarantine=[Quarantine(samples.SPLIT, "x", at, batch_size=4)]
-    )
+    edge = withdrawn(Quarantine(samples.SPLIT, "x", at, batch_size=4))
     assert edge.entries[0].routes.any == ".sqs"
     assert edge.entries[0].eager is not None
     assert edge.entries[0].eager.routes.any == "q!"

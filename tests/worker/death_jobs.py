@@ -167,6 +167,14 @@ class EmitPidThenDie:
 
 
 @dataclass(frozen=True)
+class EmitPidThenSleep:
+    def __call__(self, channel: Channel) -> None:
+        channel.step("launch")
+        channel.emit(os.getpid())
+        time.sleep(30)
+
+
+@dataclass(frozen=True)
 class EmitBytes:
     size: int
     count: int

@@ -33,6 +33,7 @@ OUTSIDE = FaultSite("SIGSEGV", 0x10, False)
         ("CUDA out of memory. Tried to allocate 20.00 GiB", UnprovenReason.OUT_OF_MEMORY, False),
         ("CUDA error: out of memory", UnprovenReason.OUT_OF_MEMORY, False),
         ("DefaultCPUAllocator: can't allocate memory: you tried", UnprovenReason.OUT_OF_MEMORY, False),
+        ("DefaultCPUAllocator: not enough memory: you tried", UnprovenReason.OUT_OF_MEMORY, False),
         ("no kernel image is available for execution", UnprovenReason.INFRASTRUCTURE, True),
         ("all CUDA-capable devices are busy or unavailable", UnprovenReason.INFRASTRUCTURE, True),
         ("python: symbol lookup error: x.so: undefined symbol: f", UnprovenReason.INFRASTRUCTURE, False),

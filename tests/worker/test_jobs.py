@@ -165,8 +165,8 @@ def test_rows_of_outcomes() -> None:
         UnprovenReason.OUT_OF_MEMORY,
         "MemoryError",
     )
-    row = row_of(JOB, JobError("ValueError", "no", "launch 1", 1))
-    assert (row.reason, row.detail) == (UnprovenReason.INFRASTRUCTURE, "ValueError: no (launch 1)")
+    row = row_of(JOB, JobError("ValueError", "no\n  way", "launch 1", 1))
+    assert (row.reason, row.detail) == (UnprovenReason.INFRASTRUCTURE, "ValueError: no way (launch 1)")
     passed = CheckResult("reference", 1, CheckStatus.PASSED, SEED, launches=4)
     assert row_of(JOB, Completed(passed.to_dict())) == passed
 

@@ -130,10 +130,11 @@ def test_ctrl_c_is_the_parents_and_leaves_nothing(tmp_path: Path) -> None:
     assert_gone(family)
 
 
-def test_ctrl_c_while_the_fork_server_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3])
+def test_ctrl_c_while_the_fork_server_starts(tmp_path: Path, after_s: float) -> None:
     process = start(tmp_path, HANG)
     wait_for(process, "made")
-    time.sleep(0.3)
+    time.sleep(after_s)
     family = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=10)
@@ -151,12 +152,11 @@ def test_a_worker_left_open_ends_with_the_program(tmp_path: Path) -> None:
     assert_gone(family)
 
 
-@pytest.mark.parametrize("module", ["optuna", "sqlalchemy", "typer"])
-def test_children_do_not_import_the_main_program_again(tmp_path: Path, module: str) -> None:
+def test_children_do_not_import_the_main_program_again(tmp_path: Path) -> None:
     process = start(
         tmp_path,
         "print(worker.run(jobs.Inspect(), timeout_s=60).value['modules'], flush=True)",
-        imports=f"import {module}",
+        imports="import optuna, sqlalchemy, typer",
     )
     output, _ = process.communicate(timeout=60)
     assert output == "made\n[]\n"

@@ -209,10 +209,10 @@ def test_a_slow_parent_holds_the_job_back_without_costing_it_time(worker: Worker
 
 def test_asking_waits_for_the_answer_and_is_not_counted(worker: Worker) -> None:
     def answer(question: Any) -> Any:
-        time.sleep(0.4)
+        time.sleep(0.8)
         return {"asked": question}
 
-    outcome = run(worker, jobs.Ask(("a", [1], None)), on_event=answer, timeout_s=0.9, step_timeout_s=0.3)
+    outcome = run(worker, jobs.Ask(("a", [1], None)), on_event=answer, timeout_s=2.0, step_timeout_s=0.7)
     assert outcome == Completed([{"asked": "a"}, {"asked": [1]}, {"asked": None}])
 
 
@@ -273,6 +273,17 @@ def test_a_child_killed_between_two_jobs_is_replaced(worker: Worker) -> None:
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
     time.sleep(0.2)
+    assert run(worker, jobs.Add(1, 2)) == Completed(3)
+
+
+def test_a_lost_fork_server_is_replaced_and_accuses_nobody(worker: Worker) -> None:
+    def kill_server(child: int) -> None:
+        stat = Path(f"/proc/{child}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+    outcome = run(worker, jobs.EmitPidThenSleep(), on_event=kill_server)
+    assert isinstance(outcome, Broken), outcome
+    assert outcome.reason is UnprovenReason.INFRASTRUCTURE
     assert run(worker, jobs.Add(1, 2)) == Completed(3)
 
 

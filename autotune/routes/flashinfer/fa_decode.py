@@ -117,7 +117,7 @@ class _Session(PlannedSession):
         shortest = int(lists.seq_lens.min())
         if step.q_len > 1 and shortest < step.q_len:
             raise ContractError(
-                "kv_len", f"kv_len {shortest} is below q_len {step.q_len}, which the plan refuses"
+                "lengths", f"kv_len {shortest} is below q_len {step.q_len}, which the plan refuses"
             )
         return plan_call(self._capacity.column, step, lists)
 

@@ -31,9 +31,7 @@ def check_rows(column: Column, capacity: Capacity, step: Step) -> None:
         ContractError: rows are not batch x q_len, or the step is larger than the session.
     """
     if step.q_len != column.q_len:
-        raise ContractError(
-            "uniform_q_len", f"the session was opened for q_len {column.q_len}, not {step.q_len}"
-        )
+        raise ContractError("rows", f"the session was opened for q_len {column.q_len}, not {step.q_len}")
     rows = step.batch_size * step.q_len
     if step.q.shape[0] != rows or step.page_table.shape[0] != step.batch_size:
         raise ContractError(
@@ -43,7 +41,7 @@ def check_rows(column: Column, capacity: Capacity, step: Step) -> None:
         )
     if step.batch_size > capacity.max_batch_size:
         raise ContractError(
-            "capacity", f"a batch of {step.batch_size} exceeds the session's {capacity.max_batch_size}"
+            "batch", f"a batch of {step.batch_size} exceeds the session's {capacity.max_batch_size}"
         )
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from autotune.checks import registry
-from tests.console import cli
+from tests.console import Result, cli
+
+
+@cache
+def shown_to(check: str) -> Result:
+    """One check's controls, shown once for all tests."""
+    return cli("selftest", "--only", check, "--json")
 
 
 @pytest.mark.parametrize("check", registry.names())
 def test_only_one_check_and_that_one_skipped(check: str) -> None:
-    shown = cli("selftest", "--only", check, "--json")
+    shown = shown_to(check)
     assert shown.code == 0, shown.err
     rows = shown.json
     assert {row["check"] for row in rows} == {check}
@@ -27,7 +35,7 @@ def test_only_one_check_and_that_one_skipped(check: str) -> None:
 
 
 def test_real_deaths_are_among_the_controls() -> None:
-    rows = cli("selftest", "--only", "reference", "--json").json
+    rows = shown_to("reference").json
     assert set(rows[0]) >= {"control", "check", "expected", "got", "detected"}
     details = {row["expected"]: row["detail"] for row in rows}
     assert "SIGSEGV" in details["illegal_access"]

@@ -59,7 +59,7 @@ def test_help(command: str) -> None:
         (["nonsense"], "No such command 'nonsense'"),
         (["run", "--gpu", "cpu", "--nonsense"], "No such option: --nonsense"),
         (["run", "--gpu", "cpu", "--trials", "0"], "greater than or equal to 1"),
-        (["run", "--gpu", "cpu", "--trials", "x"], "'x'"),
+        (["run", "--gpu", "cpu", "--trials", "x"], "valid integer"),
         (["run", "--gpu", "cpu", "--engine", "nonsense"], "known: generic, sglang, vllm"),
         (["run", "--gpu", "cpu", "--engine", "nonsense.yaml"], "nonsense.yaml"),
         (["run", "--gpu", "h200", "--space", str(TINY)], "gpu: is 'cpu', but --gpu says 'h200'"),

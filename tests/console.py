@@ -94,9 +94,10 @@ class Place:
 
     def copy_of(self, other: Place) -> Place:
         """Take over another place's database."""
-        with contextlib.closing(sqlite3.connect(other.file)) as source, contextlib.closing(
-            sqlite3.connect(self.file)
-        ) as target:
+        with (
+            contextlib.closing(sqlite3.connect(other.file)) as source,
+            contextlib.closing(sqlite3.connect(self.file)) as target,
+        ):
             source.backup(target)
         return self
 
@@ -130,8 +131,8 @@ class Place:
     def completed(self) -> list[tuple[Any, ...]]:
         """Optuna's complete trials a cell: ``(cell number, trials)``."""
         return self.rows(
-            "SELECT CAST(p.param_value AS INTEGER), count(*) FROM trials t JOIN trial_params p USING (trial_id)"
-            " WHERE t.state = 'COMPLETE' GROUP BY 1 ORDER BY 1"
+            "SELECT CAST(p.param_value AS INTEGER), count(*) FROM trials t"
+            " JOIN trial_params p USING (trial_id) WHERE t.state = 'COMPLETE' GROUP BY 1 ORDER BY 1"
         )
 
     def unended(self) -> int:
@@ -175,7 +176,7 @@ class Script:
         while not seen():
             assert self.process.poll() is None, self.process.communicate()
             assert time.monotonic() < end, "it never came to that"
-            time.sleep(0.01)
+            time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
         """Signal the parent alone."""

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.cli.exits import CliError
+from autotune.cli.exits import CliError, Exit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Route
     from autotune.space.grid import Grid
@@ -81,6 +83,23 @@ def all_routes(device: str) -> dict[str, Route]:
     for error in registry.load_errors():
         note(str(error))
     return found
+
+
+def require_context(asked: Asked, routes: Mapping[str, Route]) -> None:
+    """Refuse an engine whose fallback is not what a fallback must be, before a table does.
+
+    Raises:
+        CliError: one of its fallbacks is a decode route (exit 2).
+    """
+    from autotune.routes.base import Family
+
+    for name in asked.grid.engine.fallback(asked.grid.architecture):
+        if name in routes and routes[name].family is not Family.CONTEXT:
+            raise CliError(
+                f"engine {asked.grid.engine.name}: fallback {name} is a {routes[name].family.value} route; "
+                "a fallback is a context route",
+                Exit.USAGE,
+            )
 
 
 def require_database(url: str) -> None:

@@ -54,7 +54,7 @@ def command(
 
 
 def _run(asked: Asked, db: str, out: Path, deadline: Deadline, trials: int | None, json: bool) -> int:
-    from autotune.cli.context import all_routes, here, writable
+    from autotune.cli.context import all_routes, here, require_context, writable
     from autotune.cli.output import print_json, print_text, stderr
     from autotune.report.progress import ProgressView
     from autotune.report.summary import no_safe_route, summary_json, summary_text
@@ -66,6 +66,7 @@ def _run(asked: Asked, db: str, out: Path, deadline: Deadline, trials: int | Non
 
     target = here(asked)
     routes = all_routes(target.device)
+    require_context(asked, routes)
     writable(out)
     with (
         ProgressView(stderr) as view,

@@ -69,7 +69,7 @@ class OpenedRun:
             rows.append(
                 Timing(
                     name,
-                    rounds=len(mine),
+                    rounds=len(mine) if fallback else progress.n,
                     above=0 if fallback else progress.above,
                     below=0 if fallback else progress.below,
                     run_us=median(round_.run_us[name] for round_ in mine),

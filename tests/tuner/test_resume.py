@@ -106,7 +106,10 @@ def forget_decision(place: Place, *, optuna: str) -> str:
 
 
 def test_killed_between_the_last_round_and_the_decision(done: Place) -> None:
-    rounds, decisions = done.count("round_chunk"), done.rows("SELECT cell_id, reason FROM decision ORDER BY 1")
+    rounds, decisions = (
+        done.count("round_chunk"),
+        done.rows("SELECT cell_id, reason FROM decision ORDER BY 1"),
+    )
     cell = forget_decision(done, optuna="RUNNING")
     result = cli("run", *done.flags(), "--json")
     assert result.code == 0, result.err

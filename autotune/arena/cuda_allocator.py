@@ -32,6 +32,9 @@ RESERVED = 16 << 40
 # Plain blocks: powers of two up to this, then multiples of it.
 PLAIN_STEP = 32 << 20
 PLAIN_LEAST = 512
+# Larger blocks, and all beyond this total, go back to the driver: operands are mapped from what is left.
+KEEP_BLOCK = 256 << 20
+KEEP_BYTES = 8 << 30
 OUT_OF_MEMORY_STATUS = 70
 
 _ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
@@ -59,6 +62,7 @@ class State:
         self.guarded_bytes = 0
         self._held: list[Block] = []
         self._free: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self._free_bytes = 0
         self._spaces: dict[int, Any] = {}
         self._devices: set[int] = set()
 
@@ -77,12 +81,22 @@ class State:
         if block is None:
             return
         if block.mapping is None:
-            # All our work is on one stream, in order: whoever gets the block next runs after its last user.
-            self._free[device, block.capacity].append(address)
+            self._keep_plain(block, device)
         elif self.holding:
             self._held.append(block)
         else:
             self._unmap(block, device)
+
+    def _keep_plain(self, block: Block, device: int) -> None:
+        from autotune.arena.address_space import call
+
+        if block.capacity > KEEP_BLOCK or self._free_bytes + block.capacity > KEEP_BYTES:
+            with contextlib.suppress(Exception):  # fails in a fault's wake; see _unmap
+                call("cuMemFree", block.address)
+            return
+        # All our work is on one stream, in order: whoever gets the block next runs after its last user.
+        self._free[device, block.capacity].append(block.address)
+        self._free_bytes += block.capacity
 
     def drop_held(self, device: int) -> None:
         """Unmap what was released while a graph was alive."""
@@ -118,6 +132,7 @@ class State:
             capacity = -(-size // PLAIN_STEP) * PLAIN_STEP
         free = self._free[device, capacity]
         if free:
+            self._free_bytes -= capacity
             return Block(free.pop(), size, capacity)
         try:
             return Block(int(call("cuMemAlloc", capacity)), size, capacity)
@@ -129,10 +144,11 @@ class State:
         from autotune.arena.address_space import call
 
         call("cuCtxSynchronize")
-        for (owner, _), addresses in self._free.items():
+        for (owner, capacity), addresses in self._free.items():
             if owner == device:
                 while addresses:
                     call("cuMemFree", addresses.pop())
+                    self._free_bytes -= capacity
         for space in self._spaces.values():
             space.trim()
 

@@ -54,6 +54,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.arena.contents import bits
 from autotune.routes.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _attend(operands: Operands, requests: list[int], rows: torch.Tensor, most: i
         ids = table[:, start : start + stride]
         tokens = ids.shape[1] * page
         # [count, heads, tokens, dim]
-        k = step.k[ids].to(torch.float64).flatten(1, 2).transpose(1, 2)
+        k = bits(step.k)[ids].view(step.k.dtype).to(torch.float64).flatten(1, 2).transpose(1, 2)
         logits = torch.matmul(q, k.transpose(2, 3))
         if shape.soft_cap > 0.0:
             logits = torch.tanh(logits / shape.soft_cap) * shape.soft_cap
@@ -192,7 +193,7 @@ def _attend(operands: Operands, requests: list[int], rows: torch.Tensor, most: i
         weights = torch.exp(logits.sub_(base))
         shrink = torch.exp(top - base)
         total = total * shrink + weights.sum(dim=-1, keepdim=True)
-        v = step.v[ids].to(torch.float64).flatten(1, 2).transpose(1, 2)
+        v = bits(step.v)[ids].view(step.v.dtype).to(torch.float64).flatten(1, 2).transpose(1, 2)
         # 0 x NaN is NaN: what no query of the request sees is taken out
         unseen = (at < low.amin(dim=1)[:, None]) | (at >= high.amax(dim=1)[:, None])  # [count, tokens]
         v = v.masked_fill(unseen[:, None, :, None], 0.0)

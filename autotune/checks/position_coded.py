@@ -21,7 +21,7 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, Values, position_code
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Opened, Stage, conduct
+from autotune.checks.launch import FindingError, Opened, Stage, bits, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:
@@ -115,16 +115,14 @@ class PositionCoded:
 
 def target_codes(operands: Operands) -> torch.Tensor:
     """The exact answer of a ``one_hot`` launch: [rows, num_qo_heads, head_dim_vo], fp32."""
-    column = operands.column
-    shape = column.shape
+    shape = operands.column.shape
     assert operands.targets is not None
-    codes = torch.empty((operands.out.shape[0], shape.num_qo_heads, shape.head_dim_vo))
-    for request, tokens in enumerate(operands.targets):
-        code = position_code(request, tokens, shape.head_dim_vo)
-        for head in range(shape.num_qo_heads):
-            rows = slice(request * column.q_len, (request + 1) * column.q_len)
-            codes[rows, head] = code.roll(head // shape.group, dims=1)
-    return codes.to(operands.out.device)
+    batch, q_len = operands.targets.shape
+    rows = torch.arange(batch).repeat_interleave(q_len)
+    code = position_code(rows, operands.targets.flatten().cpu(), shape.head_dim_vo)
+    kv_head = torch.arange(shape.num_qo_heads)[:, None] // shape.group
+    rolled = (torch.arange(shape.head_dim_vo)[None, :] - kv_head) % shape.head_dim_vo
+    return code[:, rolled].to(operands.out.device)
 
 
 def recognise(operands: Operands, row: int, head: int) -> str:
@@ -147,7 +145,7 @@ def align_with_hidden(operands: Operands) -> bool:
     """Point each query of a ``one_hot`` launch at a token that its mask hides; False if none hides any."""
     column, step = operands.column, operands.step
     shape, q_len = column.shape, column.q_len
-    aligned = False
+    aligned, pages, slots = False, [], []
     for request, kv_len in enumerate(operands.recipe.kv_lens):
         for i in range(q_len):
             first, end = oracle.visible(kv_len, q_len, i, shape.window_left)
@@ -155,8 +153,11 @@ def align_with_hidden(operands: Operands) -> bool:
             if hidden >= kv_len:
                 hidden = -1  # nothing to hide: any visible token serves
             page, slot = divmod(hidden if hidden >= 0 else end - 1, shape.page_size)
-            key = step.k[operands.pages[request][page], slot]  # [kv_heads, head_dim], +-1
-            # the aligned logit is sqrt(head_dim), the others are standard normal, as the bound assumes
-            step.q[request * q_len + i] = key.repeat_interleave(shape.group, dim=0).to(step.q.dtype)
+            pages.append(operands.pages[request][page])
+            slots.append(slot)
             aligned = aligned or hidden >= 0
+    where = (torch.tensor(pages, device=step.k.device), torch.tensor(slots, device=step.k.device))
+    keys = bits(step.k)[where].view(step.k.dtype).to(step.q.dtype)  # [rows, kv_heads, head_dim], +-1
+    # the aligned logit is sqrt(head_dim), the others are standard normal, as the bound assumes
+    step.q.copy_(keys.repeat_interleave(shape.group, dim=1))
     return aligned

@@ -1,8 +1,8 @@
 """``scattered_pages``: shuffled pages, and pages so far into a pool that 32-bit offsets wrap.
 
 The far pool holds more than 2^31 elements before its first live page where that much can be had, else more
-than 2^31 bytes; how far it went is stated as a limit. It is a plain allocation whose dead pages nobody
-writes: on the CPU they then cost no memory. What counts there is which page is read, and an offset that
+than 2^31 bytes; how far it went is stated as a limit. It is a plain allocation; on the CPU nobody writes its
+dead pages, which then cost no memory. What counts there is which page is read, and an offset that
 wrapped reads another; the shuffled pool before it is guarded.
 """
 
@@ -66,7 +66,7 @@ class ScatteredPages:
                 seed=stage.seed(2),
                 order=PageOrder.FAR_END,
                 pool_pages=total,
-                fill_dead=False,
+                fill_dead=trial.device != "cpu",
             )
             first = total - live
             reach = f"{first * page_bytes(column) / 2**30:.0f} GiB"

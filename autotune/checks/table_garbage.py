@@ -9,11 +9,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-import torch
-
 from autotune.arena.operands import Operands, Recipe, pages_of, pool_pages
 from autotune.checks import lengths
-from autotune.checks.launch import Stage, conduct
+from autotune.checks.launch import POISON_BITS, Stage, bits, conduct
 
 if TYPE_CHECKING:
     from autotune.checks.base import Trial
@@ -49,8 +47,8 @@ class TableGarbage:
             operands = opened.build(recipe)
             owned = {page_id for pages in operands.pages for page_id in pages}
             nan_page = next(page_id for page_id in range(total) if page_id not in owned)
-            operands.step.k[nan_page] = torch.nan
-            operands.step.v[nan_page] = torch.nan
+            for cache in (operands.step.k, operands.step.v):
+                bits(cache)[nan_page] = POISON_BITS[cache.element_size()]
             for garbage, label in (
                 (nan_page, "dead entries point to a page of NaN"),
                 (-1, "dead entries are -1"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
@@ -149,6 +150,10 @@ class Fa3(_Base):
             limits.kv_dtype(column, (*limits.SIXTEEN_BIT, limits.E4M3), kernel),
             limits.same_16_bit(column, kernel),
         )
+
+    def arithmetic(self, column: Column, facts: Facts) -> Arithmetic:
+        """See ``Arithmetic``."""
+        return limits.FP8_ARITHMETIC if column.dtypes.kv == limits.E4M3 else Arithmetic()
 
     def open(self, capacity: Capacity, allocate: Allocate) -> Session:
         """See ``Route.open``."""

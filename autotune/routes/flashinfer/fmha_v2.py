@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.domain.shape import KvLayout
+from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
@@ -134,6 +135,10 @@ class FmhaV2:
             limits.equal_head_dims(column, kernel),
             limits.head_dims(column, HEAD_DIMS, kernel),
         )
+
+    def arithmetic(self, column: Column, facts: Facts) -> Arithmetic:
+        """See ``Arithmetic``."""
+        return limits.FP8_ARITHMETIC if query_dtype(column) == limits.E4M3 else Arithmetic()
 
     def open(self, capacity: Capacity, allocate: Allocate) -> Session:
         """See ``Route.open``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.domain.dtypes import Dtype
+from autotune.routes.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 SIXTEEN_BIT = (Dtype.BF16.value, Dtype.FP16.value)
 E4M3 = Dtype.E4M3.value
 NVFP4 = Dtype.NVFP4.value
+# Kernels with an e4m3 query multiply in fp8 twice: the softmax's result is rounded to e4m3 as well.
+FP8_ARITHMETIC = Arithmetic(query=E4M3, weights=E4M3)
 
 
 def capability(facts: Facts) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
@@ -167,6 +168,10 @@ class _Base:
     capture = Capture.FREE
     deterministic = False
     version = 1
+
+    def arithmetic(self, column: Column, facts: Facts) -> Arithmetic:
+        """See ``Arithmetic``."""
+        return limits.FP8_ARITHMETIC if query_dtype(column) == limits.E4M3 else Arithmetic()
 
     def supports(self, column: Column, facts: Facts) -> str | None:
         """See ``Route.supports``."""

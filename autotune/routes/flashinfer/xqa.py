@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
@@ -119,6 +120,12 @@ class XqaDecode:
             limits.pages(column, PAGES, kernel),
             limits.no_soft_cap(column, kernel),
         )
+
+    def arithmetic(self, column: Column, facts: Facts) -> Arithmetic:
+        """The Hopper fp8 kernel quantises the query and the softmax's result."""
+        found = limits.capability(facts)
+        fp8 = found is not None and hopper_fp8(column, found[0])
+        return limits.FP8_ARITHMETIC if fp8 else Arithmetic()
 
     def open(self, capacity: Capacity, allocate: Allocate) -> Session:
         """See ``Route.open``."""

@@ -54,7 +54,11 @@ def command(
 
 
 def _run(asked: Asked, db: str, out: Path, deadline: Deadline, trials: int | None, json: bool) -> int:
-    from autotune.cli.context import all_routes, here, require_context, writable
+    from autotune.cli.context import here
+
+    target = here(asked)  # a wrong machine is told before torch is imported
+
+    from autotune.cli.context import all_routes, require_context, writable
     from autotune.cli.output import print_json, print_text, stderr
     from autotune.report.progress import ProgressView
     from autotune.report.summary import no_safe_route, summary_json, summary_text
@@ -64,7 +68,6 @@ def _run(asked: Asked, db: str, out: Path, deadline: Deadline, trials: int | Non
     from autotune.tuner.tuner import Tuner
     from autotune.worker.worker import Worker
 
-    target = here(asked)
     routes = all_routes(target.device)
     require_context(asked, routes)
     writable(out)

@@ -62,6 +62,8 @@ def require(profile: DeviceProfile, facts: Facts | None = None) -> Facts:
     """
     if facts is None:
         try:
+            if profile.kind == "cuda" and not has_nvidia_device():  # torch takes seconds to find out
+                raise NoDevice("no NVIDIA device")
             facts = collect(profile.kind)
         except NoDevice:
             facts = cpu.cpu_facts()

@@ -1,4 +1,4 @@
-"""What a caller may pass as facts: an object, a dictionary, or a JSON file of one."""
+"""What a caller may pass as facts: an object, a dictionary, or a JSON file of one (``doctor --json``)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def facts_from(given: FactsLike) -> Facts | None:
         parsed = json.loads(read_regular(given, _MAX_BYTES))
         if not isinstance(parsed, dict):
             raise ValueError("must hold one JSON object")
+        if "device" not in parsed and isinstance(parsed.get("facts"), dict):
+            parsed = parsed["facts"]  # what ``autotune doctor --json`` prints
         return Facts.from_dict(parsed)
     except TableError as error:
         raise ValueError(f"facts file {path!r}: {error.problem}") from error

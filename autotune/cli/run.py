@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 # A newcomer's first run must end by itself.
 CPU_BUDGET = "60s"
+
+# On the CPU a second child would only take the first one's core. On a GPU a check is mostly Python; six
+# children fill neither the device nor the cores of a serving host.
+PROVERS = {"cpu": 1, "cuda": 6}
+# Device memory that proofs may use together: each child keeps about 1 GiB for its context besides.
+PROVING_SHARE = 0.6
 
 
 def command(
@@ -36,6 +43,15 @@ def command(
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", min=1, help="Settle at most N cells in this call.")
     ] = None,
+    provers: Annotated[
+        int | None,
+        typer.Option(
+            "--provers",
+            metavar="N",
+            min=1,
+            help="Children that prove at once (cpu: 1, GPU: 6 if left out); timing always runs alone.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Prove, time and decide on this machine; write the routing table.
@@ -50,19 +66,29 @@ def command(
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))
-    return _run(asked, db, out, deadline, trials, json)
+    return _run(asked, db, out, deadline, trials, provers, json)
 
 
-def _run(asked: Asked, db: str, out: Path, deadline: Deadline, trials: int | None, json: bool) -> int:
+def _run(
+    asked: Asked,
+    db: str,
+    out: Path,
+    deadline: Deadline,
+    trials: int | None,
+    provers: int | None,
+    json: bool,
+) -> int:
     from autotune.cli.context import here
 
     target = here(asked)  # a wrong machine is told before torch is imported
 
     from autotune.cli.context import all_routes, require_context, writable
     from autotune.cli.output import print_json, print_text, stderr
+    from autotune.hardware.memory import GIB
     from autotune.report.progress import ProgressView
     from autotune.report.summary import no_safe_route, summary_json, summary_text
     from autotune.store.database import open_database
+    from autotune.tuner.crew import Crew
     from autotune.tuner.publish import publish
     from autotune.tuner.run import ensure_selftest, open_run
     from autotune.tuner.tuner import Tuner
@@ -75,16 +101,23 @@ def _run(asked: Asked, db: str, out: Path, deadline: Deadline, trials: int | Non
         ProgressView(stderr) as view,
         open_database(db) as database,
         open_run(database, target, routes, tuning=True) as run,
-        Worker(target.device) as worker,
+        contextlib.ExitStack() as stack,
     ):
-        test = ensure_selftest(run, worker, view)
+        count = provers or PROVERS[target.facts.device]
+        crew = Crew(
+            [stack.enter_context(Worker(target.device)) for _ in range(count)],
+            None if target.memory_gib is None else int(target.memory_gib * GIB * PROVING_SHARE),
+        )
+        # what is timed runs as it is served: on the library's own allocations
+        timer = stack.enter_context(Worker(target.device, guard_allocations=False))
+        test = ensure_selftest(run, crew.workers[0], view)
         if test is not None and not test.ok:
             missed = ", ".join(f"{row.control} ({row.check}: {row.got})" for row in test.failures)
             raise CliError(
                 f"self-test failed, nothing was proven: {missed}; see autotune selftest",
                 Exit.CONTROL_FAILED,
             )
-        progress = Tuner(run, worker, view, deadline, trials).sweep()
+        progress = Tuner(run, crew, timer, view, deadline, trials).sweep()
         view.finished()
         published = publish(run, out)
         if json:

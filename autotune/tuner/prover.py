@@ -1,4 +1,4 @@
-"""Runs the missing checks of a route in a column, in the child, one row at a time."""
+"""Runs the missing checks of routes in columns, in the children, and stores each row as it comes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import shlex
 from typing import TYPE_CHECKING
 
 from autotune.domain.identity import stable_id
-from autotune.domain.verdict import Status, Verdict
+from autotune.domain.verdict import CheckStatus, Status
+from autotune.hardware.memory import operand_bytes
 from autotune.tuner.book import ROW_CHECK
-from autotune.worker.jobs import ProveJob, prove
+from autotune.tuner.crew import Task
+from autotune.worker.jobs import ProveJob
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from autotune.domain.cell import Cell, Column
     from autotune.routes.base import Route
     from autotune.tuner.book import ProofBook
+    from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
     from autotune.tuner.listener import Listener
     from autotune.tuner.target import Target
-    from autotune.worker.worker import Worker
+
+    KvLens = Mapping[Column, tuple[int, ...]]
 
 
 def seed_of(seed: int, *words: str) -> int:
@@ -41,9 +47,9 @@ class Prover:
     """Proofs of one target machine, written to one book."""
 
     def __init__(
-        self, worker: Worker, target: Target, book: ProofBook, listener: Listener, deadline: Deadline
+        self, crew: Crew, target: Target, book: ProofBook, listener: Listener, deadline: Deadline
     ) -> None:
-        self._worker = worker
+        self._crew = crew
         self._target = target
         self._book = book
         self._listener = listener
@@ -52,45 +58,49 @@ class Prover:
         self._tried: set[tuple[str, str, str]] = set()
         self._told: set[tuple[str, str]] = set()
 
-    def prove(self, route: Route, column: Column, kv_lens: tuple[int, ...]) -> Verdict:
-        """The verdict after running what is missing, as far as the deadline allows.
+    def prove(self, wanted: Sequence[tuple[Route, Column, Sequence[Cell]]], kv_lens: KvLens) -> None:
+        """Run what is missing of each route in its column and in these cells of it, within the deadline.
 
-        A route that failed is not shown further checks: it is unsafe whatever they say.
+        A route that failed is not shown further checks: it is unsafe whatever they say. A cell's own launch
+        is made at its longest length, once its column is proven.
+
+        Args:
+            kv_lens: the lengths over which a column's checks spread theirs.
         """
-        device = self._target.device
-        verdict = self._book.verdict(route, column, device)
-        for check in self._book.missing(route, column, device):
-            if verdict.status is Status.UNSAFE or self._deadline.passed:
-                break
-            if (column.id, route.name, check) in self._tried:
-                continue
-            self._tried.add((column.id, route.name, check))
-            self._run(route, column, column, check, kv_lens)
-            verdict = self._book.verdict(route, column, device)
-        self._tell(column, route, verdict)
-        return verdict
+        tasks = [self._task(route, column, cells, kv_lens[column]) for route, column, cells in wanted]
+        for row in self._crew.run([task for task in tasks if task.jobs], lambda: self._deadline.passed):
+            self._tried.add((row.target.id, row.task.route.name, row.job.check))
+            self._book.save(row.target, row.task.route, row.result, repro_command(row.job))
+            self._listener.proof(row.task.column, row.task.route.name, row.result)
+            if row.result.status is CheckStatus.FAILED:
+                self._told.discard((row.task.column.id, row.task.route.name))
+            self._tell(row.task.column, row.task.route)
 
-    def prove_row(self, route: Route, cell: Cell) -> Verdict:
-        """The verdict in a cell, after its own launch at the cell's longest length."""
-        column, device = cell.column, self._target.device
-        verdict = self._book.verdict(route, column, device)
-        key = (cell.id, route.name, ROW_CHECK)
-        if verdict.status is not Status.SAFE:
-            return verdict
-        if self._book.lacks_row(route, cell) and key not in self._tried and not self._deadline.passed:
-            self._tried.add(key)
-            self._run(route, column, cell, ROW_CHECK, (cell.kv_low, cell.kv_high))
-            after = self._book.verdict(route, column, device)
-            if after.status is not Status.SAFE:
-                self._told.discard((column.id, route.name))
-                self._tell(column, route, after)
-        return self._book.verdict(route, column, device, cell)
+    def _task(self, route: Route, column: Column, cells: Sequence[Cell], kv_lens: tuple[int, ...]) -> Task:
+        machine, name = self._target, route.name
+        jobs: list[tuple[Column | Cell, ProveJob]] = []
+        verdict = self._book.verdict(route, column, machine.device)
+        if verdict.status is not Status.UNSAFE:
+            jobs += [
+                (column, self._job(route, column, column, check, kv_lens))
+                for check in self._book.missing(route, column, machine.device)
+                if (column.id, name, check) not in self._tried
+            ]
+            if jobs or verdict.status is Status.SAFE:
+                jobs += [
+                    (cell, self._job(route, column, cell, ROW_CHECK, (cell.kv_low, cell.kv_high)))
+                    for cell in cells
+                    if self._book.lacks_row(route, cell) and (cell.id, name, ROW_CHECK) not in self._tried
+                ]
+        # the pool, its oracle's copies in pieces, the engine's workspace
+        nbytes = 2 * operand_bytes(column, max(kv_lens)) + machine.engine.workspace_bytes
+        return Task(route, column, tuple(jobs), nbytes)
 
-    def _run(
+    def _job(
         self, route: Route, column: Column, target: Column | Cell, check: str, kv_lens: tuple[int, ...]
-    ) -> None:
+    ) -> ProveJob:
         machine = self._target
-        job = ProveJob(
+        return ProveJob(
             route=route.name,
             check=check,
             column=column.to_dict(),
@@ -101,12 +111,11 @@ class Prover:
             arena_kind=machine.arena_kind,
             pad_value=machine.pad_value,
         )
-        result = prove(self._worker, job)
-        self._book.save(target, route, result, repro_command(job))
-        self._listener.proof(column, route.name, result)
 
-    def _tell(self, column: Column, route: Route, verdict: Verdict) -> None:
-        final = verdict.status in (Status.SAFE, Status.UNSAFE)
-        if final and (column.id, route.name) not in self._told:
+    def _tell(self, column: Column, route: Route) -> None:
+        if (column.id, route.name) in self._told:
+            return
+        verdict = self._book.verdict(route, column, self._target.device)
+        if verdict.status in (Status.SAFE, Status.UNSAFE):
             self._told.add((column.id, route.name))
             self._listener.verdict(column, route.name, verdict)

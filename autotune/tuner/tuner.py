@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from autotune.domain.verdict import Status
 from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
+from autotune.tuner.decide import plan_next
 from autotune.tuner.prover import Prover
 from autotune.tuner.racer import Racer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from autotune.domain.cell import Cell, Column
     from autotune.domain.decision import Decision
     from autotune.store.records import StudyCell
+    from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
     from autotune.tuner.listener import Listener
     from autotune.tuner.run import OpenedRun
@@ -40,15 +44,22 @@ class Tuner:
     """Works through the pending cells of an opened run."""
 
     def __init__(
-        self, run: OpenedRun, worker: Worker, listener: Listener, deadline: Deadline, trials: int | None
+        self,
+        run: OpenedRun,
+        crew: Crew,
+        timer: Worker,
+        listener: Listener,
+        deadline: Deadline,
+        trials: int | None,
     ) -> None:
         self._run = run
         self._judge = run.judge
         self._listener = listener
         self._deadline = deadline
         self._trials = trials
-        self._prover = Prover(worker, run.target, run.book, listener, deadline)
-        self._racer = Racer(worker, run.target, run.repository, run.study, run.book, run.test, deadline)
+        self._crew = crew
+        self._prover = Prover(crew, run.target, run.book, listener, deadline)
+        self._racer = Racer(timer, run.target, run.repository, run.study, run.book, run.test, deadline)
         self._kv_lens = _kv_lens(run.cells)
 
     def sweep(self) -> Progress:
@@ -69,14 +80,50 @@ class Tuner:
         left = None if self._deadline.seconds is None else self._deadline.left
         self._listener.started(len(self._run.cells), before, left)
         try:
-            for number, item in enumerate(pending):
-                if self._deadline.passed or (self._trials is not None and number >= self._trials):
+            work = pending if self._trials is None else pending[: self._trials]
+            ahead: set[Cell] = set()
+            for number, item in enumerate(work):
+                if self._deadline.passed:
                     break
+                if item.cell not in ahead:
+                    ahead |= self._prove_ahead(work[number:])
                 settled += self._settle(item, again=item.cell.id in decided)
             self._amend()
         finally:
             self._listener.finished()
         return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed)
+
+    def _prove_ahead(self, coming: Sequence[StudyCell]) -> set[Cell]:
+        """Prove the next cells of the queue, as many columns at once as there are children.
+
+        Several children also prove the other cells of their columns that are still to come, which would
+        otherwise find them idle; a single one keeps to the queue, whose cheapest cells come first.
+
+        Returns:
+            The cells that need no further look.
+        """
+        size = len(self._crew.workers)
+        wanted: dict[Column, list[Cell]] = {}
+        for item in coming if size > 1 else coming[:1]:
+            column = item.cell.column
+            if column in wanted or len(wanted) < size:
+                wanted.setdefault(column, []).append(item.cell)
+        fallbacks, others = [], []
+        for column, cells in wanted.items():
+            lineup = self._judge.lineup(column)
+            fits = [cell for cell in cells if not self._judge.too_large(cell)]
+            if lineup.fallback is not None and fits:
+                fallbacks.append((lineup.fallback, column, fits))
+                others += [(route, column, fits) for route in lineup.candidates]
+        # A candidate is worth proving only beside a fallback that holds.
+        self._prover.prove(fallbacks, self._kv_lens)
+        safe = {
+            column
+            for route, column, _ in fallbacks
+            if self._run.book.verdict(route, column, self._run.target.device).status is Status.SAFE
+        }
+        self._prover.prove([task for task in others if task[1] in safe], self._kv_lens)
+        return {cell for cells in wanted.values() for cell in cells}
 
     def _settle(self, item: StudyCell, *, again: bool) -> bool:
         """One cell; ``again``: it had a decision and a trial, and a new check or version opened it."""
@@ -111,19 +158,12 @@ class Tuner:
 
     def _decide(self, cell: Cell) -> Decision | None:
         """The cell's final decision, or None if the deadline or a missing proof left it open."""
-        lineup = self._judge.lineup(cell.column)
-        if lineup.fallback is not None and not self._judge.too_large(cell):
-            lens = self._kv_lens[cell.column]
-            # A candidate is worth proving only beside a fallback that holds.
-            if self._prover.prove(lineup.fallback, cell.column, lens).status is Status.SAFE:
-                for route in lineup.candidates:
-                    self._prover.prove(route, cell.column, lens)
-                for route in lineup.runners:
-                    self._prover.prove_row(route, cell)
-                died: str | None = ""
-                while died is not None:  # a dead route is unsafe now, the others race on
-                    raced, died = self._racer.race(cell, self._judge.evidence(cell), self._judge.routes)
-                self._run.save_timings(cell, raced)
+        evidence = self._judge.evidence(cell)
+        if plan_next(evidence, self._run.test):
+            died: str | None = ""
+            while died is not None:  # a dead route is unsafe now, the others race on
+                raced, died = self._racer.race(cell, self._judge.evidence(cell), self._judge.routes)
+            self._run.save_timings(cell, raced)
         evidence = self._judge.evidence(cell)
         if not self._judge.settled(cell, evidence):
             return None

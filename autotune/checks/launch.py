@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 # Quiet NaNs with a payload that no arithmetic makes by itself, by element size: an element that still has
 # exactly these bits was not written. 1-byte types (e4m3) have a single NaN pattern.
 POISON_BITS = {1: 0x7F, 2: 0x7FD5, 4: 0x7FD5A5A5, 8: 0x7FFD5A5A5A5A5A5A}
+# A NaN for inputs. Its payload may come through arithmetic, so it must not be the poison's.
+NAN_BITS = {1: 0x7F, 2: 0x7FC0, 4: 0x7FC00000, 8: 0x7FF8000000000000}
 # A finite poison far outside the live range (V is below 6, codes below 9, hostile values are 320 at most).
 POISON_MAGIC = {1: 0x7E, 2: 0x5BD5, 4: 0x5BD5A5A5, 8: 0x5BD5A5A5A5A5A5A5}
 # What the CUDA runtime, the driver and the libraries that quote them say of an error that stays.

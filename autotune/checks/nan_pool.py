@@ -14,7 +14,7 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, pool_pages
 from autotune.checks import lengths
-from autotune.checks.launch import POISON_BITS, FindingError, Stage, bits, conduct
+from autotune.checks.launch import NAN_BITS, FindingError, Stage, bits, conduct
 from autotune.domain.verdict import FailureKind, Requirement
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def fill_dead_with_nan(operands: Operands) -> None:
     for cache in (step.k, step.v):
         # as integers: not every device fills fp8 by index
         raw = bits(cache)
-        nan = POISON_BITS[cache.element_size()]
+        nan = NAN_BITS[cache.element_size()]
         raw[ids] = nan
         for page_id, used in tails:
             raw[page_id, used:] = nan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import Operands, Recipe, pages_of, pool_pages
 from autotune.checks import lengths
-from autotune.checks.launch import POISON_BITS, Stage, bits, conduct
+from autotune.checks.launch import NAN_BITS, Stage, bits, conduct
 
 if TYPE_CHECKING:
     from autotune.checks.base import Trial
@@ -48,7 +48,7 @@ class TableGarbage:
             owned = {page_id for pages in operands.pages for page_id in pages}
             nan_page = next(page_id for page_id in range(total) if page_id not in owned)
             for cache in (operands.step.k, operands.step.v):
-                bits(cache)[nan_page] = POISON_BITS[cache.element_size()]
+                bits(cache)[nan_page] = NAN_BITS[cache.element_size()]
             for garbage, label in (
                 (nan_page, "dead entries point to a page of NaN"),
                 (-1, "dead entries are -1"),

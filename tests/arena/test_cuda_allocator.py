@@ -1,4 +1,4 @@
-"""The guarded torch allocator: its books on any machine, its guards on a GPU, each in a process of its own."""
+"""The guarded torch allocator: its books on any machine, its guards on a GPU in processes of their own."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 from autotune.domain.decision import FALLBACK_LETTERS, Reason
 
-FASTER_UNPROVEN = FALLBACK_LETTERS[Reason.NOT_FASTER]
+NOT_FASTER = FALLBACK_LETTERS[Reason.NOT_FASTER]
 UNPROVEN = FALLBACK_LETTERS[Reason.UNPROVEN]
 QUARANTINED = FALLBACK_LETTERS[Reason.QUARANTINED]
 
 # Order is that of the legend in a written table.
 RESERVED = {
-    FASTER_UNPROVEN: "fallback",
+    NOT_FASTER: "fallback",
     FALLBACK_LETTERS[Reason.CANDIDATE_UNSAFE]: "fallback: the candidate is unsafe here",
     UNPROVEN: "fallback: unproven",
     FALLBACK_LETTERS[Reason.TOO_LARGE]: "fallback: too large for this device",
@@ -74,7 +74,7 @@ def agree(letters: Iterable[str]) -> str:
     for letter in _WORST_FIRST:
         if letter in seen:
             return letter
-    return FASTER_UNPROVEN if seen else UNPROVEN
+    return NOT_FASTER if seen else UNPROVEN
 
 
 def build_legend(routes: Iterable[str]) -> dict[str, str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
+
+from autotune.domain.route_name import RESERVED_WORDS, RULE, is_route_name
 
 if TYPE_CHECKING:
     from autotune.routes.base import Route
@@ -28,10 +29,8 @@ BUILT_IN = {
     "torch-splitkv": ("autotune.routes.torch_splitkv:TorchSplitKv", "cpu"),
 }
 
-# As in a table's legend and on the command line.
-NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-NAME_RULE = "lower-case letters and digits, parts joined by '-'"
-RESERVED = frozenset({"fallback", "stock"})  # words of the table and of an engine's miss policy
+# Names of kernels that are wrong on purpose (``routes.planted``); a job looks these up there.
+PLANTED = "planted-"
 
 
 class UnknownRoute(ValueError):  # noqa: N818 - a lookup's answer, named like one
@@ -134,10 +133,10 @@ def _foreign(points: Iterable[EntryPoint]) -> tuple[dict[str, Route], tuple[Rout
 
 
 def _route(point: EntryPoint) -> Route:
-    if not NAME.fullmatch(point.name):
-        raise _SkippedError(f"a name is {NAME_RULE}")
-    if point.name in RESERVED:
-        raise _SkippedError("the name has a meaning of its own in a table; choose another")
+    if point.name in RESERVED_WORDS or point.name.startswith(PLANTED):
+        raise _SkippedError("the name has a meaning of its own here; choose another")
+    if not is_route_name(point.name):
+        raise _SkippedError(f"a name is {RULE}")
     try:
         made = point.load()()
     except (Exception, SystemExit) as error:  # whatever a foreign module does when it is imported

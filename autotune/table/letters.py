@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from autotune.domain.decision import FALLBACK_LETTERS, Reason
+from autotune.domain.route_name import is_route_name
 
 NOT_FASTER = FALLBACK_LETTERS[Reason.NOT_FASTER]
 UNPROVEN = FALLBACK_LETTERS[Reason.UNPROVEN]
@@ -39,8 +40,6 @@ _WORST_FIRST = "".join(
 )
 
 ROUTE_LETTER = re.compile(r"[A-Za-z0-9]")
-ROUTE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-RESERVED_WORDS = frozenset({"fallback", "stock", "any"})
 
 # A route keeps its letter from table to table, so that a diff of two tables reads as decisions.
 _PREFERRED = {
@@ -55,11 +54,6 @@ _PREFERRED = {
     "fa3": "b",
     "fa2-decode": "e",
 }
-
-
-def is_route_name(name: object) -> bool:
-    """Whether ``name`` may stand in a legend: a kernel's name, and no word the table uses itself."""
-    return isinstance(name, str) and ROUTE_NAME.fullmatch(name) is not None and name not in RESERVED_WORDS
 
 
 def agree(letters: Iterable[str]) -> str:

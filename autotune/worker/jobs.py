@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 TAIL_PADDING = 512
 # One check of one column takes seconds; this only ends what no step watchdog sees.
 PROVE_TIMEOUT_S = 300.0
-PLANTED = "planted-"
 # How checks journal that they open a session (autotune.checks.launch).
 _OPENING = ": open for "
 
@@ -43,12 +42,12 @@ def child_route(name: str) -> Route:
     Raises:
         ValueError: there is none.
     """
-    if name.startswith(PLANTED):
+    from autotune.routes import registry
+
+    if name.startswith(registry.PLANTED):
         from autotune.routes.planted import Planted
 
         return Planted(name)
-    from autotune.routes import registry
-
     return registry.get(name)
 
 

@@ -20,11 +20,9 @@ from autotune.domain.verdict import (
 from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from autotune.bench.record import Round
     from autotune.checks.base import MakeArena
-    from autotune.routes.base import Allocate, Capacity, Route, Session, Step
+    from autotune.routes.base import Route
     from autotune.worker.base import Channel
     from autotune.worker.worker import Worker
 
@@ -221,21 +219,19 @@ class TimeJob:
 
         cell = Cell.from_dict(self.cell)
         texts = [f"{name}: timing {cell}" for name in self.routes]
-        journal = _Journal()
-        routes = [_Journalled(child_route(name), i, journal) for i, name in enumerate(self.routes)]
+        places = {name: place for place, name in enumerate(self.routes)}
+        enter = channel.among(texts)
         reported = 0
 
         def go_on(rounds: list[Round]) -> Any:
-            nonlocal reported
-            journal.enter(None)
+            nonlocal enter, reported
             reported += len(rounds)
             answer = channel.ask({"rounds": [round_.to_dict() for round_ in rounds]})
-            journal.enter = channel.among(texts)
+            enter = channel.among(texts)  # the watchdog's time begins anew
             return answer
 
-        journal.enter = channel.among(texts)
         time_cell(
-            routes,
+            [child_route(name) for name in self.routes],
             cell,
             Facts.from_dict(self.facts),
             seed=self.seed,
@@ -244,46 +240,6 @@ class TimeJob:
             settings=RoundSettings(**self.settings),
             first_round=self.first_round,
             go_on=go_on,
+            launching=lambda name: enter(places.get(name)),
         )
         return reported
-
-
-class _Journal:
-    """Whom to tell which route is running."""
-
-    enter: Callable[[int | None], None]
-
-
-class _Journalled:
-    """A route that marks itself as running whenever it opens or prepares; ``run`` is timed untouched."""
-
-    def __init__(self, route: Route, index: int, journal: _Journal) -> None:
-        self.name = route.name
-        self.family = route.family
-        self.capture = route.capture
-        self.needs = route.needs
-        self.deterministic = route.deterministic
-        self.version = route.version
-        self.supports = route.supports
-        self._route = route
-        self._index = index
-        self._journal = journal
-
-    def open(self, capacity: Capacity, allocate: Allocate) -> Session:
-        self._journal.enter(self._index)
-        session = self._route.open(capacity, allocate)
-        self._journal.enter(None)
-        return _JournalledSession(session, self._index, self._journal)
-
-
-class _JournalledSession:
-    def __init__(self, session: Session, index: int, journal: _Journal) -> None:
-        self.run = session.run
-        self.close = session.close
-        self._prepare = session.prepare
-        self._index = index
-        self._journal = journal
-
-    def prepare(self, step: Step) -> None:
-        self._journal.enter(self._index)
-        self._prepare(step)

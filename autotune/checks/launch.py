@@ -8,8 +8,9 @@ ends the check. In the order in which they are looked for, because the earlier o
 ``nan_leak``             a non-finite element that the kernel wrote itself
 ``wrong_output``         an error above the bound of ``checks.oracle``
 
-An exception that the route raises for a legal call is ``launch_error``. Running out of memory, or of address
-space, is ``unproven`` and accuses nobody. A device error that PyTorch reports (CUDA's are asynchronous and
+An exception that the route raises for a legal call is ``launch_error``. A route that refuses the capacity by
+its contract is ``refused``. Running out of memory, or of address space, and a library that cannot be loaded
+are ``unproven`` and accuse nobody. A device error that PyTorch reports (CUDA's are asynchronous and
 stick to the process) is raised on: the worker names it and replaces the process, as for a signal.
 """
 
@@ -28,6 +29,7 @@ from autotune.arena.operands import Operands, Recipe, build, capacity_of, pool_p
 from autotune.checks import oracle
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.routes.base import Need
+from autotune.routes.contract import ContractError
 
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
@@ -88,7 +90,8 @@ def _calling(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, ArenaError) or is_out_of_memory(error) or is_device_error(error):
+        ours = isinstance(error, (ArenaError, ContractError, ImportError))
+        if ours or is_out_of_memory(error) or is_device_error(error):
             raise
         message = " ".join(str(error).split()) or "no message"
         raise FindingError(
@@ -310,6 +313,10 @@ def conduct(check: Check, trial: Trial, body: Callable[[Stage], None]) -> CheckR
             body(stage)
         except FindingError as finding:
             outcome = replace(outcome, status=CheckStatus.FAILED, kind=finding.kind, detail=finding.detail)
+        except ContractError as error:
+            outcome = replace(outcome, status=CheckStatus.REFUSED, detail=str(error))
+        except ImportError as error:
+            outcome = _unproven(outcome, UnprovenReason.INFRASTRUCTURE, error)
         except NotImplementedError as error:  # the oracle's; a route's own became a finding
             outcome = _unproven(outcome, UnprovenReason.INFRASTRUCTURE, error)
         except Exception as error:

@@ -16,8 +16,9 @@ from autotune.checks.oracle import Arithmetic
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import Shape
-from autotune.domain.verdict import CheckStatus, FailureKind, UnprovenReason
+from autotune.domain.verdict import CheckStatus, FailureKind, Status, UnprovenReason, conclude
 from autotune.routes.base import Need
+from autotune.routes.contract import ContractError
 from autotune.routes.planted import CleanSession, Planted
 
 REFERENCE = registry.get("reference")
@@ -49,6 +50,22 @@ def test_an_exception_of_the_route_is_a_launch_error(at: str, make_trial: Any) -
     row = REFERENCE.run(make_trial(Hooked(at=at, error=NotImplementedError("no such\n page size"))))
     assert (row.status, row.kind) == (CheckStatus.FAILED, FailureKind.LAUNCH_ERROR)
     assert "NotImplementedError: no such page size" in row.detail
+
+
+@pytest.mark.parametrize("at", ["open", "prepare", "run"])
+def test_a_library_that_cannot_be_loaded_accuses_nobody(at: str, make_trial: Any) -> None:
+    error = ImportError("libcublas.so.12: cannot open shared object file")
+    row = REFERENCE.run(make_trial(Hooked(at=at, error=error)))
+    assert (row.status, row.reason) == (CheckStatus.UNPROVEN, UnprovenReason.INFRASTRUCTURE)
+    assert "libcublas.so.12" in row.detail
+
+
+def test_a_route_that_refuses_by_its_contract_is_refused(make_trial: Any) -> None:
+    row = REFERENCE.run(make_trial(Hooked(at="open", error=ContractError("grid", "batch_size is 70000"))))
+    assert (row.status, row.kind, row.launches) == (CheckStatus.REFUSED, None, 0)
+    assert row.detail == "contract rule grid: batch_size is 70000"
+    verdict = conclude([row], ["reference", "strides"])
+    assert (verdict.status, verdict.check) == (Status.REFUSED, "reference")
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ from autotune.arena.operands import Operands, Recipe, build, capacity_of, pool_p
 from autotune.checks import oracle
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.routes.base import Need
-from autotune.routes.contract import ContractError
+from autotune.routes.contract import ContractError, Level, check_step
 
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
     from autotune.checks.base import Check, Trial
-    from autotune.routes.base import Session
+    from autotune.routes.base import Capacity, Session
 
 # Quiet NaNs with a payload that no arithmetic makes by itself, by element size: an element that still has
 # exactly these bits was not written. 1-byte types (e4m3) have a single NaN pattern.
@@ -51,6 +51,10 @@ class FindingError(Exception):
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
+
+
+class OperandsError(RuntimeError):
+    """A check's own operands break the contract of a call: nothing was launched, nobody is accused."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,6 +122,7 @@ class Opened:
     stage: Stage
     arena: Arena
     session: Session
+    capacity: Capacity
 
     def build(self, recipe: Recipe, *, pool: Arena | None = None) -> Operands:
         """Operands of ``recipe`` in this arena; host lengths only for routes that ask for them.
@@ -132,12 +137,23 @@ class Opened:
         return operands
 
     def fire(self, operands: Operands, label: str, patterns: dict[int, int] = POISON_BITS) -> None:
-        """Poison ``out``, prepare, run and wait; look for writes outside the operands.
+        """Check the contract, poison ``out``, prepare, run and wait; look for writes outside the operands.
 
         Raises:
+            OperandsError: the operands are not what a route may count on: a fault of the check's own.
             FindingError: the route raised (``launch_error``) or wrote outside (``out_of_bounds_write``).
         """
         stage = self.stage
+        try:
+            check_step(
+                self.capacity,
+                operands.step,
+                level=Level.FULL,
+                out=operands.out,
+                pad_value=stage.trial.pad_value,
+            )
+        except ContractError as error:
+            raise OperandsError(f"{stage.check} made operands that no route must take: {error}") from error
         poison(operands.out, patterns)
         text = stage.describe(label, operands.recipe.kv_lens)
         stage.trial.launched(text)
@@ -272,7 +288,7 @@ class Stage:
                 session = trial.route.open(capacity, allocate)
             trial.launched("")
             try:
-                yield Opened(self, arena, session)
+                yield Opened(self, arena, session, capacity)
             except BaseException:
                 with suppress(Exception):  # the first error is the one to tell
                     session.close()

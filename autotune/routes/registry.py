@@ -56,7 +56,7 @@ class RouteLoadError:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _Others:
     routes: dict[str, Route]
     errors: tuple[RouteLoadError, ...]
 
@@ -72,12 +72,14 @@ def routes(device: str | None = None) -> dict[str, Route]:
         device: ``cpu`` or ``cuda``, with or without an index: leaves out our routes for other devices.
             Others' routes say in ``supports`` what they run on. None: all.
     """
-    return dict(_load(device.partition(":")[0] if device else None).routes)
+    kind = device.partition(":")[0] if device else None
+    ours = {name: _built_in(name) for name, (_, made_for) in BUILT_IN.items() if kind in (None, made_for)}
+    return {**ours, **_others().routes}
 
 
 def load_errors() -> list[RouteLoadError]:
     """The entry points that were skipped; [] if none."""
-    return list(_load(None).errors)
+    return list(_others().errors)
 
 
 def get(name: str) -> Route:
@@ -86,30 +88,34 @@ def get(name: str) -> Route:
     Raises:
         UnknownRoute: there is none.
     """
-    known = routes()
-    if name not in known:
-        skipped = [str(error) for error in load_errors() if error.name == name]
-        raise UnknownRoute(
-            "; ".join([f"unknown route {name!r}: there are {', '.join(sorted(known))}", *skipped])
-        )
-    return known[name]
+    if name in BUILT_IN:
+        return _built_in(name)
+    others = _others()
+    if name not in others.routes:
+        known = ", ".join(sorted([*BUILT_IN, *others.routes]))
+        skipped = [str(error) for error in others.errors if error.name == name]
+        raise UnknownRoute("; ".join([f"unknown route {name!r}: there are {known}", *skipped]))
+    return others.routes[name]
 
 
 def reload() -> None:
     """Forget what was loaded: ``sys.path`` changed, or a package was installed."""
     importlib.invalidate_caches()
-    _load.cache_clear()
+    _built_in.cache_clear()
+    _others.cache_clear()
 
 
 @cache
-def _load(device: str | None) -> _Loaded:
-    found: dict[str, Route] = {}
-    for name, (target, kind) in BUILT_IN.items():
-        if device in (None, kind):
-            module, _, attribute = target.partition(":")
-            found[name] = getattr(importlib.import_module(module), attribute)()
-    foreign, errors = _foreign(entry_points(group=GROUP))
-    return _Loaded({**found, **foreign}, errors)
+def _built_in(name: str) -> Route:
+    module, _, attribute = BUILT_IN[name][0].partition(":")
+    made: Route = getattr(importlib.import_module(module), attribute)()
+    return made
+
+
+@cache
+def _others() -> _Others:
+    """What other packages add; none of ours is imported for it."""
+    return _Others(*_foreign(entry_points(group=GROUP)))
 
 
 def _foreign(points: Iterable[EntryPoint]) -> tuple[dict[str, Route], tuple[RouteLoadError, ...]]:

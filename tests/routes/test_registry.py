@@ -172,3 +172,13 @@ def test_importing_the_registry_imports_neither_torch_nor_a_route() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_another_device_needs_is_not_imported_for_this_one() -> None:
+    code = (
+        "import sys; from autotune.routes import registry\n"
+        "registry.load_errors(); registry.routes('cuda')\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

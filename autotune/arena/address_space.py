@@ -192,6 +192,11 @@ class AddressSpace:
         """What is mapped now."""
         return tuple(self._live.values())
 
+    @property
+    def physical_bytes(self) -> int:
+        """Device memory held: mapped, and kept for reuse."""
+        return self._kept_bytes + sum(mapping.size for mapping in self._live.values())
+
     def contains(self, address: int) -> bool:
         """Whether ``address`` lies in the reservation, mapped or not."""
         return self.base <= address < self.base + self.reserved

@@ -98,6 +98,12 @@ class State:
         self._free[device, block.capacity].append(block.address)
         self._free_bytes += block.capacity
 
+    @property
+    def physical_bytes(self) -> int:
+        """Device memory held: live blocks, guarded or plain, and what is kept for reuse."""
+        plain = sum(block.capacity for block in self.live.values() if block.mapping is None)
+        return plain + self._free_bytes + sum(space.physical_bytes for space in self._spaces.values())
+
     def drop_held(self, device: int) -> None:
         """Unmap what was released while a graph was alive."""
         held, self._held = self._held, []

@@ -8,11 +8,11 @@ ends the check. In the order in which they are looked for, because the earlier o
 ``nan_leak``             a non-finite element that the kernel wrote itself
 ``wrong_output``         an error above the bound of ``checks.oracle``
 
-An exception that the route raises for a legal call is ``launch_error``. Running out of memory, or of address
-space, is ``unproven`` and accuses nobody. CUDA's errors are asynchronous, stick to the process and often
-surface under another name: every step waits for the device before it ends, so that a fault belongs to its
-launch, and whatever the device then reports is raised on. The worker names it and replaces the process, as
-for a signal.
+An exception that the route raises for a legal call is ``launch_error``. A route that refuses the capacity by
+its contract is ``refused``. Running out of memory, or of address space, and a library that cannot be loaded
+are ``unproven`` and accuse nobody. CUDA's errors are asynchronous, stick to the process and often surface
+under another name: every step waits for the device before it ends, so that a fault belongs to its launch, and
+whatever the device then reports is raised on. The worker names it and replaces the process, as for a signal.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from autotune.checks import oracle
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Need
+from autotune.routes.contract import ContractError, Level, check_step
 
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
     from autotune.checks.base import Check, Trial
-    from autotune.routes.base import Session
+    from autotune.routes.base import Capacity, Session
 
 # Quiet NaNs with a payload that no arithmetic makes by itself, by element size: an element that still has
 # exactly these bits was not written. 1-byte types (e4m3) have a single NaN pattern.
@@ -62,6 +63,10 @@ class FindingError(Exception):
         super().__init__(detail)
         self.kind = kind
         self.detail = detail
+
+
+class OperandsError(RuntimeError):
+    """A check's own operands break the contract of a call: nothing was launched, nobody is accused."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,7 +122,8 @@ def calling(trial: Trial, what: str) -> Iterator[None]:
     except Exception as error:
         if on_device:
             torch.cuda.synchronize(trial.device)
-        if isinstance(error, ArenaError) or is_out_of_memory(error) or is_device_error(error):
+        ours = isinstance(error, (ArenaError, ContractError, ImportError))
+        if ours or is_out_of_memory(error) or is_device_error(error):
             raise
         message = " ".join(str(error).split()) or "no message"
         raise FindingError(
@@ -144,6 +150,7 @@ class Opened:
     stage: Stage
     arena: Arena
     session: Session
+    capacity: Capacity
 
     def build(self, recipe: Recipe, *, pool: Arena | None = None) -> Operands:
         """Operands of ``recipe`` in this arena; host lengths only for routes that ask for them.
@@ -164,15 +171,26 @@ class Opened:
         patterns: dict[int, int] = POISON_BITS,
         run: Callable[[], None] | None = None,
     ) -> None:
-        """Poison ``out``, prepare, run and wait; look for writes outside the operands.
+        """Check the contract, poison ``out``, prepare, run and wait; look for writes outside the operands.
 
         Args:
             run: replaces the session's own ``run`` (a graph's replay).
 
         Raises:
+            OperandsError: the operands are not what a route may count on: a fault of the check's own.
             FindingError: the route raised (``launch_error``) or wrote outside (``out_of_bounds_write``).
         """
         stage = self.stage
+        try:
+            check_step(
+                self.capacity,
+                operands.step,
+                level=Level.FULL,
+                out=operands.out,
+                pad_value=stage.trial.pad_value,
+            )
+        except ContractError as error:
+            raise OperandsError(f"{stage.check} made operands that no route must take: {error}") from error
         poison(operands.out, patterns)
         text = stage.describe(label, operands.recipe.kv_lens)
         with calling(stage.trial, text):
@@ -307,7 +325,7 @@ class Stage:
             with calling(trial, what):
                 session = trial.route.open(capacity, allocate)
             try:
-                yield Opened(self, arena, session)
+                yield Opened(self, arena, session, capacity)
             except BaseException:
                 with suppress(Exception):  # the first error is the one to tell
                     session.close()
@@ -349,6 +367,10 @@ def conduct(check: Check, trial: Trial, body: Callable[[Stage], None]) -> CheckR
             body(stage)
         except FindingError as finding:
             outcome = replace(outcome, status=CheckStatus.FAILED, kind=finding.kind, detail=finding.detail)
+        except ContractError as error:
+            outcome = replace(outcome, status=CheckStatus.REFUSED, detail=str(error))
+        except ImportError as error:
+            outcome = _unproven(outcome, UnprovenReason.INFRASTRUCTURE, error)
         except NotImplementedError as error:  # the oracle's; a route's own became a finding
             outcome = _unproven(outcome, UnprovenReason.INFRASTRUCTURE, error)
         except Exception as error:

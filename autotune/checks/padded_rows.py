@@ -45,7 +45,8 @@ class PaddedRows:
             # a row needs a token to be built; `pad` then writes the engine's value, which may be 0
             kv_lens = (*lengths.short(trial, rng, live), *[max(1, value)] * (size - live))
             recipes.append(Recipe(kv_lens, seed=stage.seed(index + 1)))
-        with stage.opened(max(recipes, key=lambda recipe: sum(recipe.kv_lens))) as opened:
+        recipes = stage.one_pool(recipes)
+        with stage.opened(recipes[0]) as opened:
             for (value, live), recipe in zip(cases, recipes, strict=True):
                 operands = opened.build(recipe)
                 pad(operands, live, value)

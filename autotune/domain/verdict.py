@@ -56,6 +56,7 @@ class CheckStatus(str, Enum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_APPLICABLE = "not_applicable"
+    REFUSED = "refused"
     UNPROVEN = "unproven"
 
 
@@ -142,8 +143,9 @@ def conclude(results: Sequence[CheckResult], expected: Iterable[str]) -> Verdict
     """The one rule from proof rows to a verdict.
 
     Any failed check makes the route unsafe, whatever else is missing: a fault seen once is a fault.
-    Otherwise every expected check must have passed or be inapplicable; a missing or unproven one
-    leaves the route unproven. A route whose every check is inapplicable has proven nothing.
+    Otherwise every expected check must have passed or be inapplicable; one in which the route refused the
+    call by its contract makes it refused, a missing or unproven one leaves it unproven. A route whose every
+    check is inapplicable has proven nothing.
 
     Args:
         results: the rows of one route and column, at most one per check.
@@ -173,6 +175,8 @@ def conclude(results: Sequence[CheckResult], expected: Iterable[str]) -> Verdict
         row = by_name.get(name)
         if row is None:
             return replace(base, reason=UnprovenReason.BUDGET.value, check=name)
+        if row.status is CheckStatus.REFUSED:
+            return replace(base, status=Status.REFUSED, reason=row.detail, check=name)
         if row.status is CheckStatus.UNPROVEN:
             assert row.reason is not None
             return replace(base, reason=row.reason.value, check=name)

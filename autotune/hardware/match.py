@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autotune.hardware.profile import DeviceProfile
 
 # Commands that need no such device.
-ELSEWHERE = ("plan", "prebuild", "show", "export")
+ELSEWHERE = ("plan", "show", "explain", "export")
 
 
 def _cpu(facts: Facts) -> str:

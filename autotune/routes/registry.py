@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
+
+from autotune.domain.route_name import RESERVED_WORDS, RULE, is_route_name
 
 if TYPE_CHECKING:
     from autotune.routes.base import Route
@@ -36,10 +37,8 @@ BUILT_IN = {
     "fa2-decode": ("autotune.routes.flashinfer.fa_decode:Fa2Decode", "cuda"),
 }
 
-# As in a table's legend and on the command line.
-NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-NAME_RULE = "lower-case letters and digits, parts joined by '-'"
-RESERVED = frozenset({"fallback", "stock"})  # words of the table and of an engine's miss policy
+# Names of kernels that are wrong on purpose (``routes.planted``); a job looks these up there.
+PLANTED = "planted-"
 
 
 class UnknownRoute(ValueError):  # noqa: N818 - a lookup's answer, named like one
@@ -65,7 +64,7 @@ class RouteLoadError:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _Others:
     routes: dict[str, Route]
     errors: tuple[RouteLoadError, ...]
 
@@ -81,12 +80,14 @@ def routes(device: str | None = None) -> dict[str, Route]:
         device: ``cpu`` or ``cuda``, with or without an index: leaves out our routes for other devices.
             Others' routes say in ``supports`` what they run on. None: all.
     """
-    return dict(_load(device.partition(":")[0] if device else None).routes)
+    kind = device.partition(":")[0] if device else None
+    ours = {name: _built_in(name) for name, (_, made_for) in BUILT_IN.items() if kind in (None, made_for)}
+    return {**ours, **_others().routes}
 
 
 def load_errors() -> list[RouteLoadError]:
     """The entry points that were skipped; [] if none."""
-    return list(_load(None).errors)
+    return list(_others().errors)
 
 
 def get(name: str) -> Route:
@@ -95,30 +96,34 @@ def get(name: str) -> Route:
     Raises:
         UnknownRoute: there is none.
     """
-    known = routes()
-    if name not in known:
-        skipped = [str(error) for error in load_errors() if error.name == name]
-        raise UnknownRoute(
-            "; ".join([f"unknown route {name!r}: there are {', '.join(sorted(known))}", *skipped])
-        )
-    return known[name]
+    if name in BUILT_IN:
+        return _built_in(name)
+    others = _others()
+    if name not in others.routes:
+        known = ", ".join(sorted([*BUILT_IN, *others.routes]))
+        skipped = [str(error) for error in others.errors if error.name == name]
+        raise UnknownRoute("; ".join([f"unknown route {name!r}: there are {known}", *skipped]))
+    return others.routes[name]
 
 
 def reload() -> None:
     """Forget what was loaded: ``sys.path`` changed, or a package was installed."""
     importlib.invalidate_caches()
-    _load.cache_clear()
+    _built_in.cache_clear()
+    _others.cache_clear()
 
 
 @cache
-def _load(device: str | None) -> _Loaded:
-    found: dict[str, Route] = {}
-    for name, (target, kind) in BUILT_IN.items():
-        if device in (None, kind):
-            module, _, attribute = target.partition(":")
-            found[name] = getattr(importlib.import_module(module), attribute)()
-    foreign, errors = _foreign(entry_points(group=GROUP))
-    return _Loaded({**found, **foreign}, errors)
+def _built_in(name: str) -> Route:
+    module, _, attribute = BUILT_IN[name][0].partition(":")
+    made: Route = getattr(importlib.import_module(module), attribute)()
+    return made
+
+
+@cache
+def _others() -> _Others:
+    """What other packages add; none of ours is imported for it."""
+    return _Others(*_foreign(entry_points(group=GROUP)))
 
 
 def _foreign(points: Iterable[EntryPoint]) -> tuple[dict[str, Route], tuple[RouteLoadError, ...]]:
@@ -142,10 +147,10 @@ def _foreign(points: Iterable[EntryPoint]) -> tuple[dict[str, Route], tuple[Rout
 
 
 def _route(point: EntryPoint) -> Route:
-    if not NAME.fullmatch(point.name):
-        raise _SkippedError(f"a name is {NAME_RULE}")
-    if point.name in RESERVED:
-        raise _SkippedError("the name has a meaning of its own in a table; choose another")
+    if point.name in RESERVED_WORDS or point.name.startswith(PLANTED):
+        raise _SkippedError("the name has a meaning of its own here; choose another")
+    if not is_route_name(point.name):
+        raise _SkippedError(f"a name is {RULE}")
     try:
         made = point.load()()
     except (Exception, SystemExit) as error:  # whatever a foreign module does when it is imported

@@ -40,7 +40,7 @@ class Study:
         objectives: what the rounds must resolve (``graph``, ``step``).
         margin: a route is faster when its ratio exceeds 1 + margin.
         multiplicity: N, the claims among which at most 5 % of tables may hold a false one.
-        unit: ``round``, or ``block`` where the pilot found neighbouring rounds correlated.
+        unit: ``round``, or ``block4`` where the pilot found neighbouring rounds correlated.
         resumed: whether it was in the database already.
     """
 

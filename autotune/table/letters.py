@@ -10,14 +10,15 @@ import re
 from collections.abc import Iterable
 
 from autotune.domain.decision import FALLBACK_LETTERS, Reason
+from autotune.domain.route_name import is_route_name
 
-FASTER_UNPROVEN = FALLBACK_LETTERS[Reason.NOT_FASTER]
+NOT_FASTER = FALLBACK_LETTERS[Reason.NOT_FASTER]
 UNPROVEN = FALLBACK_LETTERS[Reason.UNPROVEN]
 QUARANTINED = FALLBACK_LETTERS[Reason.QUARANTINED]
 
 # Order is that of the legend in a written table.
 RESERVED = {
-    FASTER_UNPROVEN: "fallback",
+    NOT_FASTER: "fallback",
     FALLBACK_LETTERS[Reason.CANDIDATE_UNSAFE]: "fallback: the candidate is unsafe here",
     UNPROVEN: "fallback: unproven",
     FALLBACK_LETTERS[Reason.TOO_LARGE]: "fallback: too large for this device",
@@ -39,8 +40,6 @@ _WORST_FIRST = "".join(
 )
 
 ROUTE_LETTER = re.compile(r"[A-Za-z0-9]")
-ROUTE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-RESERVED_WORDS = frozenset({"fallback", "stock", "any"})
 
 # A route keeps its letter from table to table, so that a diff of two tables reads as decisions.
 _PREFERRED = {
@@ -57,11 +56,6 @@ _PREFERRED = {
 }
 
 
-def is_route_name(name: object) -> bool:
-    """Whether ``name`` may stand in a legend: a kernel's name, and no word the table uses itself."""
-    return isinstance(name, str) and ROUTE_NAME.fullmatch(name) is not None and name not in RESERVED_WORDS
-
-
 def agree(letters: Iterable[str]) -> str:
     """The letter for a place that all ``letters`` cover: a route only where every letter names that route.
 
@@ -74,7 +68,7 @@ def agree(letters: Iterable[str]) -> str:
     for letter in _WORST_FIRST:
         if letter in seen:
             return letter
-    return FASTER_UNPROVEN if seen else UNPROVEN
+    return NOT_FASTER if seen else UNPROVEN
 
 
 def build_legend(routes: Iterable[str]) -> dict[str, str]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from autotune.domain.fingerprint import HARDWARE_KEYS, SOFTWARE_KEYS, Facts, Scalar
+from autotune.domain.route_name import is_route_name
 from autotune.table.errors import TableError, show
-from autotune.table.letters import RESERVED, ROUTE_LETTER, is_route_name
+from autotune.table.letters import RESERVED, ROUTE_LETTER
 from autotune.table.model import (
     SCHEMA,
     Eager,

@@ -20,11 +20,9 @@ from autotune.domain.verdict import (
 from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from autotune.bench.record import Round
     from autotune.checks.base import MakeArena
-    from autotune.routes.base import Allocate, Capacity, Route, Session, Step
+    from autotune.routes.base import Route
     from autotune.worker.base import Channel
     from autotune.worker.worker import Worker
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 TAIL_PADDING = 512
 # One check of one column takes seconds; this only ends what no step watchdog sees.
 PROVE_TIMEOUT_S = 300.0
-PLANTED = "planted-"
 PLANTED_CUDA = "planted-cuda-"
 PLANTED_XQA = "planted-xqa-"
 # How checks journal that they open and close a session (autotune.checks.launch): no launches.
@@ -45,6 +42,8 @@ def child_route(name: str) -> Route:
     Raises:
         ValueError: there is none.
     """
+    from autotune.routes import registry
+
     if name.startswith(PLANTED_XQA):
         from autotune.routes.planted_xqa import PlantedXqa
 
@@ -53,12 +52,10 @@ def child_route(name: str) -> Route:
         from autotune.routes.planted_cuda import PlantedCuda
 
         return PlantedCuda(name)
-    if name.startswith(PLANTED):
+    if name.startswith(registry.PLANTED):
         from autotune.routes.planted import Planted
 
         return Planted(name)
-    from autotune.routes import registry
-
     return registry.get(name)
 
 
@@ -236,21 +233,19 @@ class TimeJob:
 
         cell = Cell.from_dict(self.cell)
         texts = [f"{name}: timing {cell}" for name in self.routes]
-        journal = _Journal()
-        routes = [_Journalled(child_route(name), i, journal) for i, name in enumerate(self.routes)]
+        places = {name: place for place, name in enumerate(self.routes)}
+        enter = channel.among(texts)
         reported = 0
 
         def go_on(rounds: list[Round]) -> Any:
-            nonlocal reported
-            journal.enter(None)
+            nonlocal enter, reported
             reported += len(rounds)
             answer = channel.ask({"rounds": [round_.to_dict() for round_ in rounds]})
-            journal.enter = channel.among(texts)
+            enter = channel.among(texts)  # the watchdog's time begins anew
             return answer
 
-        journal.enter = channel.among(texts)
         time_cell(
-            routes,
+            [child_route(name) for name in self.routes],
             cell,
             Facts.from_dict(self.facts),
             seed=self.seed,
@@ -259,46 +254,6 @@ class TimeJob:
             settings=RoundSettings(**self.settings),
             first_round=self.first_round,
             go_on=go_on,
+            launching=lambda name: enter(places.get(name)),
         )
         return reported
-
-
-class _Journal:
-    """Whom to tell which route is running."""
-
-    enter: Callable[[int | None], None]
-
-
-class _Journalled:
-    """A route that marks itself as running whenever it opens or prepares; ``run`` is timed untouched."""
-
-    def __init__(self, route: Route, index: int, journal: _Journal) -> None:
-        self.name = route.name
-        self.family = route.family
-        self.capture = route.capture
-        self.needs = route.needs
-        self.deterministic = route.deterministic
-        self.version = route.version
-        self.supports = route.supports
-        self._route = route
-        self._index = index
-        self._journal = journal
-
-    def open(self, capacity: Capacity, allocate: Allocate) -> Session:
-        self._journal.enter(self._index)
-        session = self._route.open(capacity, allocate)
-        self._journal.enter(None)
-        return _JournalledSession(session, self._index, self._journal)
-
-
-class _JournalledSession:
-    def __init__(self, session: Session, index: int, journal: _Journal) -> None:
-        self.run = session.run
-        self.close = session.close
-        self._prepare = session.prepare
-        self._index = index
-        self._journal = journal
-
-    def prepare(self, step: Step) -> None:
-        self._journal.enter(self._index)
-        self._prepare(step)

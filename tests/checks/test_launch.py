@@ -9,16 +9,27 @@ import pytest
 import torch
 
 from autotune.arena.base import ArenaError, Placement
+from autotune.arena.operands import Recipe
 from autotune.checks import registry
 from autotune.checks.controls import INTERVAL
-from autotune.checks.launch import Stage, Tally, bits, conduct, is_device_error, poison, poisoned
+from autotune.checks.launch import (
+    OperandsError,
+    Stage,
+    Tally,
+    bits,
+    conduct,
+    is_device_error,
+    poison,
+    poisoned,
+)
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
-from autotune.domain.verdict import CheckStatus, FailureKind, UnprovenReason
+from autotune.domain.verdict import CheckStatus, FailureKind, Status, UnprovenReason, conclude
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Need
+from autotune.routes.contract import ContractError
 from autotune.routes.planted import CleanSession, Planted
 
 REFERENCE = registry.get("reference")
@@ -50,6 +61,35 @@ def test_an_exception_of_the_route_is_a_launch_error(at: str, make_trial: Any) -
     row = REFERENCE.run(make_trial(Hooked(at=at, error=NotImplementedError("no such\n page size"))))
     assert (row.status, row.kind) == (CheckStatus.FAILED, FailureKind.LAUNCH_ERROR)
     assert "NotImplementedError: no such page size" in row.detail
+
+
+@pytest.mark.parametrize("at", ["open", "prepare", "run"])
+def test_a_library_that_cannot_be_loaded_accuses_nobody(at: str, make_trial: Any) -> None:
+    error = ImportError("libcublas.so.12: cannot open shared object file")
+    row = REFERENCE.run(make_trial(Hooked(at=at, error=error)))
+    assert (row.status, row.reason) == (CheckStatus.UNPROVEN, UnprovenReason.INFRASTRUCTURE)
+    assert "libcublas.so.12" in row.detail
+
+
+def test_operands_of_ours_that_break_the_contract_never_reach_the_route(make_trial: Any) -> None:
+    def body(stage: Stage) -> None:
+        recipe = Recipe((64, 65, 66), seed=1)
+        with stage.opened(recipe) as opened:
+            operands = opened.build(recipe)
+            operands.step.page_table[0, 0] = 10_000
+            opened.fire(operands, "a page that the pool does not have")
+
+    trial = make_trial(Hooked(at="prepare", error=AssertionError("launched all the same")))
+    with pytest.raises(OperandsError, match=r"rule table_entries: page_table\[0, 0\] is 10000"):
+        conduct(REFERENCE, trial, body)
+
+
+def test_a_route_that_refuses_by_its_contract_is_refused(make_trial: Any) -> None:
+    row = REFERENCE.run(make_trial(Hooked(at="open", error=ContractError("grid", "batch_size is 70000"))))
+    assert (row.status, row.kind, row.launches) == (CheckStatus.REFUSED, None, 0)
+    assert row.detail == "contract rule grid: batch_size is 70000"
+    verdict = conclude([row], ["reference", "strides"])
+    assert (verdict.status, verdict.check) == (Status.REFUSED, "reference")
 
 
 @pytest.mark.parametrize(

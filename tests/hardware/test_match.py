@@ -45,7 +45,7 @@ def test_a_similar_name_is_another_machine(profile: str, name: str, capability: 
     assert "\n" not in text
     assert f"--gpu {profile} asks for NVIDIA " in text
     assert f"this machine has {name} (compute capability {capability}, 132 SMs)" in text
-    assert "`plan`, `prebuild`, `show` and `export` work here" in text
+    assert "`plan`, `show`, `explain` and `export` work here" in text
     assert caught.value.exit_code == 3
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.domain.route_name import is_route_name
 from autotune.routes import registry
 
 ROUTE = """
@@ -73,7 +74,7 @@ def test_every_built_in_route_calls_itself_what_it_is_listed_as() -> None:
     for name, route in registry.routes().items():
         if name in registry.BUILT_IN:
             assert registry._misfit(route, name) is None
-            assert registry.NAME.fullmatch(name)
+            assert is_route_name(name)
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
@@ -116,6 +117,9 @@ BAD = [
     (ROUTE.format(name="x-route").replace("capacity, allocate", ""), "x-route", "Good", "open does not take"),
     (ROUTE.format(name="torch-sdpa"), "torch-sdpa", "Good", "a built-in route's"),
     (ROUTE.format(name="fallback"), "fallback", "Good", "a meaning of its own"),
+    (ROUTE.format(name="any"), "any", "Good", "a meaning of its own"),
+    (ROUTE.format(name="planted-x"), "planted-x", "Good", "a meaning of its own"),
+    (ROUTE.format(name="x" * 65), "x" * 65, "Good", "at most 64"),
     (ROUTE.format(name="X_Route"), "X_Route", "Good", "lower-case letters and digits"),
     (
         "class Good:\n  @property\n  def name(self): raise KeyError('late')",
@@ -165,6 +169,16 @@ def test_importing_the_registry_imports_neither_torch_nor_a_route() -> None:
         "import sys, autotune.routes.registry\n"
         "found = {'torch', 'numpy', 'autotune.routes.torch_sdpa'} & set(sys.modules)\n"
         "sys.exit(str(found) if found else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_another_device_needs_is_not_imported_for_this_one() -> None:
+    code = (
+        "import sys; from autotune.routes import registry\n"
+        "registry.load_errors(); registry.routes('cuda')\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -71,10 +71,16 @@ def target(asked: Asked, facts: Facts) -> Target:
     return Target(grid=asked.grid, facts=facts, device=facts.device, arena_kind=arena_kind, seed=SEED)
 
 
-def all_routes(device: str) -> dict[str, Route]:
+def all_routes(device: str, only: str | None = None) -> dict[str, Route]:
     """Every registered route that may run on ``device`` (``cpu`` or ``cuda``).
 
     A third party's that cannot be loaded is said on stderr and left out.
+
+    Args:
+        only: names, comma-separated; None: all.
+
+    Raises:
+        CliError: ``only`` names a route that is not there (exit 2).
     """
     from autotune.cli.output import note
     from autotune.routes import registry
@@ -82,7 +88,12 @@ def all_routes(device: str) -> dict[str, Route]:
     found = registry.routes(device)
     for error in registry.load_errors():
         note(str(error))
-    return found
+    if only is None:
+        return found
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    if unknown := [name for name in wanted if name not in found]:
+        raise CliError(f"--routes {unknown[0]}: there are {', '.join(found)}", Exit.USAGE)
+    return {name: route for name, route in found.items() if name in wanted}
 
 
 def require_context(asked: Asked, routes: Mapping[str, Route]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.exits import CliError, Exit
-from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, SpaceFile
+from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, Routes, SpaceFile
 
 if TYPE_CHECKING:
     from autotune.cli.context import Asked
@@ -28,6 +28,7 @@ def command(
             "--hardware", metavar="ID", help="First digits of a machine's id, where there are several."
         ),
     ] = None,
+    only: Routes = None,
     json: Json = False,
 ) -> int:
     """Apply the decision rule to stored rows and write the table again.
@@ -45,7 +46,7 @@ def command(
     asked = ask(gpu, engine, space)
     require_database(db)
     with open_database(db) as database:
-        there, routes = _stored(database, asked, hardware)
+        there, routes = _stored(database, asked, hardware, only)
         writable(out)
         with open_run(database, there, routes, tuning=False) as run:
             settled = sum(run.judge.settled(item.cell) for item in run.cells)
@@ -58,14 +59,16 @@ def command(
     return int(Exit.NO_SAFE_ROUTE if no_safe_route(published) else Exit.DONE)
 
 
-def _stored(database: Database, asked: Asked, hardware: str | None) -> tuple[Target, dict[str, Route]]:
+def _stored(
+    database: Database, asked: Asked, hardware: str | None, only: str | None
+) -> tuple[Target, dict[str, Route]]:
     """The one machine of which the database has a study of these cells, engine and routes."""
     from autotune.cli.context import all_routes, target
     from autotune.store.repository import Repository
     from autotune.tuner.run import study_digest
 
     device, engine = asked.grid.space.device, asked.grid.engine.name
-    routes = all_routes(device.kind)
+    routes = all_routes(device.kind, only)
     found: dict[str, Target] = {}
     for study in Repository(database).studies():
         facts = study.fingerprint.facts

@@ -37,4 +37,12 @@ Db = Annotated[
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder of the table, <device>.<engine>.yaml.")
 ]
+Routes = Annotated[
+    str | None,
+    typer.Option(
+        "--routes",
+        metavar="NAME,...",
+        help="Only these routes take part; another selection is another study. All if left out.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

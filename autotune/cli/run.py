@@ -10,7 +10,7 @@ import typer
 
 from autotune.cli.budget import seconds
 from autotune.cli.exits import CliError, Exit
-from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, SpaceFile
+from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, Routes, SpaceFile
 
 if TYPE_CHECKING:
     from autotune.cli.context import Asked
@@ -52,6 +52,7 @@ def command(
             help="Children that prove at once (cpu: 1, GPU: 6 if left out); timing always runs alone.",
         ),
     ] = None,
+    only: Routes = None,
     json: Json = False,
 ) -> int:
     """Prove, time and decide on this machine; write the routing table.
@@ -66,7 +67,7 @@ def command(
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))
-    return _run(asked, db, out, deadline, trials, provers, json)
+    return _run(asked, db, out, deadline, trials, provers, only, json)
 
 
 def _run(
@@ -76,6 +77,7 @@ def _run(
     deadline: Deadline,
     trials: int | None,
     provers: int | None,
+    only: str | None,
     json: bool,
 ) -> int:
     from autotune.cli.context import here
@@ -94,7 +96,7 @@ def _run(
     from autotune.tuner.tuner import Tuner
     from autotune.worker.worker import Worker
 
-    routes = all_routes(target.device)
+    routes = all_routes(target.device, only)
     require_context(asked, routes)
     writable(out)
     with (

@@ -1,6 +1,7 @@
 """A torch allocator that guards what a library allocates for itself, while a route runs.
 
-Two ctypes callbacks, handed to torch by their addresses before the first CUDA call of the process. Inside
+Two callbacks, handed to torch by their addresses before the first CUDA call of the process: one that
+allocates, in Python, and one that notes what is freed, in C (``release_queue`` says why). Inside
 :func:`guarding` (a route is opened, prepared, run) every block is a CUDA virtual-memory mapping of its own,
 its end flush with the mapping's at 256 bytes, unmapped addresses around it. Outside, our own code (operands,
 references) gets plain device memory from free lists, as quick as torch's own allocator.
@@ -38,23 +39,27 @@ KEEP_BYTES = 8 << 30
 OUT_OF_MEMORY_STATUS = 70
 
 _ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-_FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 
 
 @dataclass(slots=True)
 class Block:
-    """One live allocation. ``mapping`` is None for a plain one, whose memory has ``capacity`` bytes."""
+    """One live allocation on ``device``.
+
+    ``mapping`` is None for a plain one, whose memory has ``capacity`` bytes.
+    """
 
     address: int
     size: int
     capacity: int
     mapping: Mapping | None = None
+    device: int = 0
 
 
 class State:
     """The allocator's books; :func:`install` makes the process's only one, which is never freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, freed: Callable[[], list[int]] = list) -> None:
+        self._freed = freed
         self.guarding = False
         self.holding = False
         self.live: dict[int, Block] = {}
@@ -71,15 +76,23 @@ class State:
         if device not in self._devices:
             _make_context_current(device)
             self._devices.add(device)
+        self.collect()
         block = self._guarded(size, device) if self.guarding else self._plain(size, device)
+        block.device = device
         self.live[block.address] = block
-        return block.address
+        return int(block.address)
 
-    def release(self, address: int, device: int) -> None:
+    def collect(self) -> None:
+        """Give back what torch has freed since the last call."""
+        for address in self._freed():
+            self.release(address)
+
+    def release(self, address: int) -> None:
         """Give a block back; while a graph may use it, only note it."""
         block = self.live.pop(address, None)
         if block is None:
             return
+        device = block.device
         if block.mapping is None:
             self._keep_plain(block, device)
         elif self.holding:
@@ -201,6 +214,7 @@ def holding() -> Iterator[None]:
     try:
         yield
     finally:
+        _state.collect()
         _state.holding = False
         import torch
 
@@ -211,38 +225,37 @@ def install() -> None:
     """Make this torch's CUDA allocator. Call before the first CUDA call of the process.
 
     Raises:
-        ArenaError: cuda-bindings is not installed.
+        ArenaError: cuda-bindings or a C compiler is not installed.
         RuntimeError: torch has initialised CUDA already, or is built without it.
     """
     global _state
     import torch
 
     from autotune.arena.address_space import driver
+    from autotune.arena.release_queue import ReleaseQueue
 
     driver()
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise RuntimeError("this build of torch has no CUDA")
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("the guarded torch allocator must be installed before the first CUDA call")
-    state = State()
+    freed = ReleaseQueue()
+    state = State(freed.take)
 
     def allocate(size: int, device: int, _stream: int | None) -> int:
         return int(_undisturbed(lambda: state.allocate(size, device)))
 
-    def release(address: int | None, _size: int, device: int, _stream: int | None) -> None:
-        if address:
-            _undisturbed(lambda: state.release(address, device))
-
-    callbacks = (_ALLOC(allocate), _FREE(release))
-    pointers = [ctypes.cast(callback, ctypes.c_void_p).value or 0 for callback in callbacks]
-    allocator = torch._C._cuda_customAllocator(*pointers)
+    callback = _ALLOC(allocate)
+    allocator = torch._C._cuda_customAllocator(
+        ctypes.cast(callback, ctypes.c_void_p).value or 0, freed.pointer
+    )
     torch._C._cuda_changeCurrentAllocator(allocator)
-    _keep.extend([*callbacks, allocator])
+    _keep.extend([callback, freed, allocator])
     _state = state
 
 
 def _undisturbed(action: Callable[[], Any]) -> Any:
-    """Run a callback's work. A collection in its middle could free tensors, and so call it again."""
+    """Run the callback's work. A collection in its middle could free tensors while books are open."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -115,7 +115,8 @@ class State:
     def physical_bytes(self) -> int:
         """Device memory held: live blocks, guarded or plain, and what is kept for reuse."""
         plain = sum(block.capacity for block in self.live.values() if block.mapping is None)
-        return plain + self._free_bytes + sum(space.physical_bytes for space in self._spaces.values())
+        guarded = sum(int(space.physical_bytes) for space in self._spaces.values())
+        return plain + self._free_bytes + guarded
 
     def drop_held(self, device: int) -> None:
         """Unmap what was released while a graph was alive."""

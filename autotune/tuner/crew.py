@@ -12,7 +12,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
     from autotune.worker.jobs import ProveJob
     from autotune.worker.worker import Worker
+
+# An interrupted crew kills what still runs, and again while a child is being started.
+KILL_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,11 @@ class Crew:
         self.workers = tuple(workers)
         self._memory_bytes = memory_bytes
 
-    def run(self, tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[Row]:
+    def run(self, tasks: Sequence[Task], stopped: Callable[[], bool]) -> Generator[Row, None, None]:
         """Run ``tasks``, yielding each row as it comes; the caller stores it before the next is taken.
+
+        A caller that does not read to the end closes the generator: that kills the children, and what they
+        were doing is not recorded.
 
         Args:
             stopped: asked before each job; True ends the work without losing what is done.
@@ -136,13 +142,19 @@ class Crew:
                     yield item
         finally:
             halt.set()
-            if left:  # interrupted: what still runs would be waited for, up to its time limit
-                for worker in crew:
-                    if worker.pid is not None:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.killpg(worker.pid, signal.SIGKILL)
-            for thread in threads:
-                thread.join()
+            while any(thread.is_alive() for thread in threads):
+                if left:  # interrupted: what still runs would be waited for, up to its time limit
+                    for worker in crew:
+                        _kill(worker)
+                for thread in threads:
+                    thread.join(KILL_EVERY_S)
+
+
+def _kill(worker: Worker) -> None:
+    """End the worker's child, if it has one at this moment; one that is just starting is met next time."""
+    with contextlib.suppress(ProcessLookupError, AttributeError, AssertionError):
+        if (pid := worker.pid) is not None:
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _run(task: Task, worker: Worker, stopped: Callable[[], bool]) -> Iterator[Row]:

@@ -42,37 +42,3 @@ class Listener(Protocol):
 
     def finished(self) -> None:
         """The sweep has ended, however it ended."""
-
-
-class Silent:
-    """Hears everything, says nothing."""
-
-    def selftest_started(self, controls: int) -> None:
-        """See :class:`Listener`."""
-
-    def selftest_row(self, row: dict[str, Any]) -> None:
-        """See :class:`Listener`."""
-
-    def selftest_done(self, ok: bool) -> None:
-        """See :class:`Listener`."""
-
-    def selftest_reused(self, controls: int) -> None:
-        """See :class:`Listener`."""
-
-    def started(self, cells: int, done: int, budget_s: float | None) -> None:
-        """See :class:`Listener`."""
-
-    def cell_started(self, cell: Cell) -> None:
-        """See :class:`Listener`."""
-
-    def proof(self, column: Column, route: str, result: CheckResult) -> None:
-        """See :class:`Listener`."""
-
-    def verdict(self, column: Column, route: str, verdict: Verdict) -> None:
-        """See :class:`Listener`."""
-
-    def cell_done(self, cell: Cell, decision: Decision) -> None:
-        """See :class:`Listener`."""
-
-    def finished(self) -> None:
-        """See :class:`Listener`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from typing import TYPE_CHECKING
@@ -68,13 +69,16 @@ class Prover:
             kv_lens: the lengths over which a column's checks spread theirs.
         """
         tasks = [self._task(route, column, cells, kv_lens[column]) for route, column, cells in wanted]
-        for row in self._crew.run([task for task in tasks if task.jobs], lambda: self._deadline.passed):
-            self._tried.add((row.target.id, row.task.route.name, row.job.check))
-            self._book.save(row.target, row.task.route, row.result, repro_command(row.job))
-            self._listener.proof(row.task.column, row.task.route.name, row.result)
-            if row.result.status is CheckStatus.FAILED:
-                self._told.discard((row.task.column.id, row.task.route.name))
-            self._tell(row.task.column, row.task.route)
+        rows = self._crew.run([task for task in tasks if task.jobs], lambda: self._deadline.passed)
+        # closing it ends the children's work at once when a row cannot be stored
+        with contextlib.closing(rows):
+            for row in rows:
+                self._tried.add((row.target.id, row.task.route.name, row.job.check))
+                self._book.save(row.target, row.task.route, row.result, repro_command(row.job))
+                self._listener.proof(row.task.column, row.task.route.name, row.result)
+                if row.result.status is CheckStatus.FAILED:
+                    self._told.discard((row.task.column.id, row.task.route.name))
+                self._tell(row.task.column, row.task.route)
 
     def _task(self, route: Route, column: Column, cells: Sequence[Cell], kv_lens: tuple[int, ...]) -> Task:
         machine, name = self._target, route.name

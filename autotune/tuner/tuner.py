@@ -85,9 +85,7 @@ class Tuner:
             for number, item in enumerate(work):
                 if self._deadline.passed:
                     break
-                if item.cell not in ahead:
-                    ahead |= self._prove_ahead(work[number:])
-                settled += self._settle(item, again=item.cell.id in decided)
+                settled += self._settle(work[number:], ahead, again=item.cell.id in decided)
             self._amend()
         finally:
             self._listener.finished()
@@ -125,12 +123,20 @@ class Tuner:
         self._prover.prove([task for task in others if task[1] in safe], self._kv_lens)
         return {cell for cells in wanted.values() for cell in cells}
 
-    def _settle(self, item: StudyCell, *, again: bool) -> bool:
-        """One cell; ``again``: it had a decision and a trial, and a new check or version opened it."""
+    def _settle(self, coming: Sequence[StudyCell], ahead: set[Cell], *, again: bool) -> bool:
+        """The first of the ``coming`` cells; its trial covers its proof, so that a kill there is counted.
+
+        Args:
+            ahead: cells that need no further look at their proofs; extended.
+            again: it had a decision and a trial, and a new check or version opened it.
+        """
+        item = coming[0]
         self._listener.cell_started(item.cell)
         if not again:
             self._run.queue.begin(item)
         try:
+            if item.cell not in ahead:
+                ahead |= self._prove_ahead(coming)
             decision = self._decide(item.cell)
         except BaseException:
             # the first error is the one to report; a database that is gone cannot note this one either

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +10,17 @@ from typing import Any, cast
 
 from autotune.bench.record import Round
 from autotune.checks import registry
-from autotune.domain.cell import Column
+from autotune.domain.cell import Cell, Column
+from autotune.domain.decision import Decision
 from autotune.domain.fingerprint import Facts
-from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
+from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason, Verdict
 from autotune.routes.base import Capture, Family, Need, Route
 from autotune.space.engine import load_engine
 from autotune.space.grid import expand
 from autotune.space.space import load_file
 from autotune.store.database import open_database
+from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.listener import Silent
 from autotune.tuner.run import OpenedRun, open_run
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Progress, Tuner
@@ -78,6 +79,30 @@ def row(job: ProveJob, status: CheckStatus, **more: Any) -> CheckResult:
     return CheckResult(job.check, registry.get(job.check).version, status, job.seed, launches=3, **more)
 
 
+class Silent:
+    """Hears everything, says nothing."""
+
+    def selftest_started(self, controls: int) -> None: ...
+
+    def selftest_row(self, row: dict[str, Any]) -> None: ...
+
+    def selftest_done(self, ok: bool) -> None: ...
+
+    def selftest_reused(self, controls: int) -> None: ...
+
+    def started(self, cells: int, done: int, budget_s: float | None) -> None: ...
+
+    def cell_started(self, cell: Cell) -> None: ...
+
+    def proof(self, column: Column, route: str, result: CheckResult) -> None: ...
+
+    def verdict(self, column: Column, route: str, verdict: Verdict) -> None: ...
+
+    def cell_done(self, cell: Cell, decision: Decision) -> None: ...
+
+    def finished(self) -> None: ...
+
+
 @dataclass
 class ScriptedWorker:
     """Every check passes and every time is the same, unless the script says otherwise.
@@ -95,6 +120,7 @@ class ScriptedWorker:
     proved: list[tuple[str, str]] = field(default_factory=list)
     timed: list[tuple[str, ...]] = field(default_factory=list)
     on_chunk: Callable[[], None] = lambda: None
+    pid: int | None = None
 
     def run(
         self,
@@ -131,6 +157,7 @@ class ScriptedWorker:
 @contextmanager
 def opened(folder: Path, known: dict[str, Route], place: Target | None = None) -> Iterator[OpenedRun]:
     """A run that is open for tuning."""
+    folder.mkdir(exist_ok=True)
     with (
         open_database(f"sqlite:///{folder}/sweep.db") as database,
         open_run(database, place or target(), known, tuning=True) as run,
@@ -141,5 +168,17 @@ def opened(folder: Path, known: dict[str, Route], place: Target | None = None) -
 def sweep(
     run: OpenedRun, worker: ScriptedWorker, *, trials: int | None = None, seconds: float | None = None
 ) -> Progress:
-    """One call of the tuner."""
-    return Tuner(run, cast(Worker, worker), Silent(), Deadline(seconds), trials).sweep()
+    """One call of the tuner, one worker for proofs and times."""
+    return sweep_with(run, [worker], trials=trials, seconds=seconds)
+
+
+def sweep_with(
+    run: OpenedRun,
+    provers: Sequence[ScriptedWorker],
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+) -> Progress:
+    """One call of the tuner; the first of the workers times too."""
+    workers = [cast(Worker, worker) for worker in provers]
+    return Tuner(run, Crew(workers), workers[0], Silent(), Deadline(seconds), trials).sweep()

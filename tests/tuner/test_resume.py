@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.tuner import run as run_module
+from autotune.tuner.selftest import ControlResult, SelfTest
 from tests.console import Place, Result, Script, cli
 
 CELLS = 4
@@ -146,7 +148,13 @@ def test_nothing_is_left_to_do(done: Place, finished: tuple[Place, Result]) -> N
     assert result.json["reasons"] == finished[1].json["reasons"]
 
 
-def test_a_budget_that_ends_at_once_keeps_the_self_test(place: Place) -> None:
+def test_a_budget_that_ends_at_once_keeps_the_self_test(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tuple(
+        ControlResult(f"planted-{kind}", "reference", kind, kind, kind != "safe") for kind in ("safe", "hang")
+    )
+    monkeypatch.setattr(run_module, "run_selftest", lambda *_, **__: SelfTest(results))
     first = cli("run", *place.flags(), "--json", "--budget", "0.1s")
     assert first.code == 0, first.err
     assert first.json["out_of_budget"]

@@ -13,10 +13,10 @@ from autotune.tuner.book import ROW_CHECK, TIMING, ProofBook
 from autotune.tuner.prover import seed_of
 from autotune.tuner.publish import accusations, decide_all
 from autotune.tuner.run import OpenedRun
-from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, unproven
+from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, target, unproven
 
 FAST = routes("fast")
-CHECKS = [name for name in registry.names() if name != "interior_batch"]
+CHECKS = registry.expected(target().grid.columns[0], "cpu")
 
 
 def reasons(run: OpenedRun) -> set[Reason]:
@@ -30,10 +30,9 @@ def test_a_sweep(tmp_path: Path) -> None:
         assert (progress.cells, progress.settled, progress.now, progress.out_of_budget) == (4, 4, 4, False)
         assert reasons(run) == {Reason.PROVEN_FASTER}
         # the fallback first, every check once a column and route, then a row's own launch
-        column = [(route, check) for route in ("torch-sdpa", "fast") for check in CHECKS]
-        assert worker.proved[: len(column)] == column
-        assert worker.proved[len(column) :][:2] == [("torch-sdpa", ROW_CHECK), ("fast", ROW_CHECK)]
-        assert len(worker.proved) == 2 * len(column) + 4 * 2
+        first = [(route, check) for route in ("torch-sdpa", "fast") for check in (*CHECKS, ROW_CHECK)]
+        assert worker.proved[: len(first)] == first
+        assert len(worker.proved) == 2 * 2 * len(CHECKS) + 4 * 2
         timing = {row.route: row for row in run.repository.timings(run.study, run.cells[0].cell)}
         assert timing["fast"].above == timing["fast"].rounds > 0
         assert timing["fast"].summary["state"] == "claim"
@@ -57,7 +56,9 @@ def test_a_failed_check_ends_a_proof_and_keeps_the_route_out_of_the_race(tmp_pat
     worker = ScriptedWorker({("fast", CHECKS[1]): failed()})
     with opened(tmp_path, FAST) as run:
         sweep(run, worker)
-        assert [check for route, check in worker.proved if route == "fast"] == CHECKS[:2] * 2  # two columns
+        assert [check for route, check in worker.proved if route == "fast"] == [
+            *CHECKS[:2]
+        ] * 2  # two columns
         assert worker.timed == []
         assert reasons(run) == {Reason.CANDIDATE_UNSAFE}
         found = accusations(run)

@@ -8,7 +8,7 @@ row owns) hold large finite values, so that a wrong mask or page shows in the nu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,7 @@ class Recipe:
     empty_rows: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Operands:
     """One launch's operands and what the oracle needs to know about them.
 
@@ -126,8 +126,12 @@ class Operands:
     out: torch.Tensor
     pages: list[list[int]]
     targets: torch.Tensor | None = None
-    _state: torch.Tensor | None = field(default=None, repr=False)
-    _paged: PagedContents | None = field(default=None, repr=False)
+    _state: torch.Tensor | None = None
+    _paged: PagedContents | None = None
+
+    def __repr__(self) -> str:
+        # shapes only: whoever prints operands after their memory was unmapped must not read it
+        return f"Operands({self.column}, {self.recipe}, {self.step}, out {tuple(self.out.shape)})"
 
     def unquantised(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """K and V of each row in order, fp32 [kv_len, num_kv_heads, dim], before scaling and rounding.

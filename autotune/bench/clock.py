@@ -22,12 +22,15 @@ class BenchError(RuntimeError):
     """Timing could not be done: a reason for "no answer", never an accusation."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Launch:
     """Operands of one timed call."""
 
     step: Step
     out: torch.Tensor
+
+    def __repr__(self) -> str:
+        return f"Launch({self.step}, out {tuple(self.out.shape)})"  # no contents: their memory may be gone
 
 
 @dataclass(frozen=True, slots=True)

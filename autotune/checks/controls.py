@@ -92,6 +92,7 @@ CONTROLS: tuple[Control, ...] = (
     _fault("planted-scale-dropped", "reference", FailureKind.WRONG_OUTPUT),
     _fault("planted-localized-error", "reference", FailureKind.WRONG_OUTPUT),
     _fault("planted-misplaced-rows", "reference", FailureKind.WRONG_OUTPUT),
+    _fault("planted-inference-shortcut", "reference", FailureKind.WRONG_OUTPUT),
     _fault("planted-canary-write", "reference", FailureKind.OUT_OF_BOUNDS_WRITE),
     _fault("planted-raises", "reference", FailureKind.LAUNCH_ERROR),
     _fault("planted-full-mask", "position_coded", FailureKind.WRONG_OUTPUT),
@@ -100,6 +101,7 @@ CONTROLS: tuple[Control, ...] = (
     _fault("planted-unwritten-tail", "poisoned_output", FailureKind.UNWRITTEN_OUTPUT),
     _fault("planted-writes-nan", "poisoned_output", FailureKind.NAN_LEAK),
     _fault("planted-reads-output", "poisoned_output", FailureKind.NAN_LEAK),
+    _fault("planted-work-in-prepare", "poisoned_output", FailureKind.NAN_LEAK),
     _fault("planted-extra-row", "poisoned_output", FailureKind.OUT_OF_BOUNDS_WRITE),
     _fault("planted-scribbled-input", "poisoned_output", FailureKind.OUT_OF_BOUNDS_WRITE),
     _fault("planted-page-edge", "ragged_lengths", FailureKind.WRONG_OUTPUT),
@@ -111,6 +113,7 @@ CONTROLS: tuple[Control, ...] = (
     _fault("planted-int32-offset", "scattered_pages", FailureKind.WRONG_OUTPUT),
     _fault("planted-consecutive-pages", "scattered_pages", FailureKind.WRONG_OUTPUT),
     _fault("planted-counter-kept", "stale_state", FailureKind.WRONG_OUTPUT),
+    _fault("planted-cached-pages", "stale_state", FailureKind.WRONG_OUTPUT),
     _fault("planted-workspace-dirty", "stale_state", FailureKind.WRONG_OUTPUT),
     _fault("planted-racing", "repeats", FailureKind.NONDETERMINISTIC),
     _fault("planted-racing-documented", "repeats", FailureKind.WRONG_OUTPUT),
@@ -153,6 +156,7 @@ CUDA_CONTROLS: tuple[Control, ...] = (
     _gpu("unwritten-tail", "poisoned_output", FailureKind.UNWRITTEN_OUTPUT),
     _gpu("writes-nan", "poisoned_output", FailureKind.NAN_LEAK),
     _gpu("reads-output", "poisoned_output", FailureKind.NAN_LEAK),
+    _gpu("work-in-prepare", "poisoned_output", FailureKind.NAN_LEAK),
     _gpu("extra-row", "poisoned_output", FailureKind.OUT_OF_BOUNDS_WRITE),
     _gpu("scribbled-input", "poisoned_output", FailureKind.OUT_OF_BOUNDS_WRITE),
     _gpu("page-edge", "ragged_lengths", FailureKind.WRONG_OUTPUT),
@@ -163,6 +167,7 @@ CUDA_CONTROLS: tuple[Control, ...] = (
     _gpu("int32-offset", "scattered_pages", FailureKind.WRONG_OUTPUT),
     _gpu("consecutive-pages", "scattered_pages", FailureKind.WRONG_OUTPUT),
     _gpu("counter-kept", "stale_state", FailureKind.WRONG_OUTPUT),
+    _gpu("cached-pages", "stale_state", FailureKind.WRONG_OUTPUT),
     _gpu("workspace-dirty", "stale_state", FailureKind.WRONG_OUTPUT),
     _gpu("graph-lengths", "graph_replay", FailureKind.WRONG_OUTPUT),
     _gpu("graph-batch", "graph_replay", FailureKind.WRONG_OUTPUT),
@@ -199,6 +204,11 @@ CUDA_CONTROLS: tuple[Control, ...] = (
     _gpu("hang", "reference", FailureKind.HANG),
 )
 BY_DEVICE = {"cpu": CONTROLS, "cuda": CUDA_CONTROLS}
+
+
+def controls_count(device: str = "cpu") -> int:
+    """How many planted faults there are for a torch device string, whatever packages are missing."""
+    return len(BY_DEVICE[device.partition(":")[0]])
 
 
 def clean(control: Control) -> Control:

@@ -20,7 +20,7 @@ from autotune.arena.base import Placement
 from autotune.arena.operands import Operands, Recipe, build
 from autotune.arena.plain import PlainArena
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Opened, Stage, bits, calling, conduct
+from autotune.checks.launch import FindingError, Opened, Stage, Withheld, bits, calling, conduct, renew
 from autotune.checks.padded_rows import pad
 from autotune.domain.verdict import FailureKind
 from autotune.routes.base import Capture
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class GraphReplay:
-    """One capture, then replays: short rows, a long one, half the batch live, one row live."""
+    """One capture, then replays: short rows, other contents, a long row, half the batch live, one row."""
 
     name = "graph_replay"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Only on a device with graphs, to a route that may be captured."""
@@ -75,13 +75,16 @@ class GraphReplay:
             if padded_capture:
                 pad(operands, 0, trial.pad_value)
             graph = _capture(stage, opened, operands)
-            for (label, _, live), recipe in zip(steps, recipes[1:], strict=True):
+            for index, ((label, _, live), recipe) in enumerate(zip(steps, recipes[1:], strict=True)):
                 with PlainArena(trial.device) as arena:
                     fresh = build(arena, trial.column, recipe, trial.device)
                     if live < size:
                         pad(fresh, live, trial.pad_value)
                     step = _transplant(fresh, operands)
                 _replay(opened, step, graph, label, live)
+                if index == 0:  # as the next layer: nothing but q, K and V has changed
+                    renew(step)
+                    _replay(opened, step, graph, "the same rows with other contents", live)
             graph.reset()
 
 
@@ -95,8 +98,12 @@ def _capture(stage: Stage, opened: Opened, operands: Operands) -> torch.cuda.CUD
     graph = torch.cuda.CUDAGraph()
     text = stage.describe("capture", operands.recipe.kv_lens)
     try:
+        withheld = Withheld(operands)
         with calling(stage.trial, text):
-            opened.session.prepare(operands.step)
+            try:
+                opened.session.prepare(operands.step)
+            finally:
+                withheld.restore()
             with torch.cuda.graph(graph, capture_error_mode="relaxed"):
                 opened.session.run(operands.out)
     except RuntimeError as error:

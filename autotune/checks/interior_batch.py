@@ -23,7 +23,7 @@ class InteriorBatch:
     """Both ends and a few batch sizes between them, in one session."""
 
     name = "interior_batch"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Only to a column that stands for an interval."""

@@ -9,10 +9,11 @@ ends the check. In the order in which they are looked for, because the earlier o
 ``wrong_output``         an error above the bound of ``checks.oracle``
 
 An exception that the route raises for a legal call is ``launch_error``. A route that refuses the capacity by
-its contract is ``refused``. Running out of memory, or of address space, and a library that cannot be loaded
-are ``unproven`` and accuse nobody. CUDA's errors are asynchronous, stick to the process and often surface
-under another name: every step waits for the device before it ends, so that a fault belongs to its launch, and
-whatever the device then reports is raised on. The worker names it and replaces the process, as for a signal.
+its contract is ``refused``. Running out of memory, or of address space, a library that cannot be loaded and a
+session that cannot be opened are ``unproven`` and accuse nobody. CUDA's errors are asynchronous, stick to the
+process and often surface under another name: every step waits for the device before it ends, so that a fault
+belongs to its launch, and whatever the device then reports is raised on. The worker names it and replaces the
+process, as for a signal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from autotune.routes.contract import ContractError, Level, check_step
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
     from autotune.checks.base import Check, Trial
-    from autotune.routes.base import Capacity, Session
+    from autotune.domain.cell import Column
+    from autotune.domain.fingerprint import Facts
+    from autotune.routes.base import Capacity, Route, Session
 
 # Quiet NaNs with a payload that no arithmetic makes by itself, by element size: an element that still has
 # exactly these bits was not written. 1-byte types (e4m3) have a single NaN pattern.
@@ -51,6 +54,13 @@ POISON_MAGIC = {1: 0x7E, 2: 0x5BD5, 4: 0x5BD5A5A5, 8: 0x5BD5A5A5A5A5A5A5}
 _STICKY = re.compile(
     r"CUDA error|cudaError|CUDA_ERROR_|illegal memory access|misaligned address|illegal instruction|"
     r"unspecified launch failure|device-side assert",
+    re.IGNORECASE,
+)
+# What says that a library or its build does not fit the machine, whatever the exception's type.
+_UNFIT = re.compile(
+    r"no kernel image is available|invalid device function|device kernel image is invalid|"
+    r"PTX was compiled with an unsupported toolchain|symbol lookup error|undefined symbol|"
+    r"cannot open shared object file",
     re.IGNORECASE,
 )
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -67,6 +77,10 @@ class FindingError(Exception):
 
 class OperandsError(RuntimeError):
     """A check's own operands break the contract of a call: nothing was launched, nobody is accused."""
+
+
+class UnfitError(RuntimeError):
+    """A session cannot be opened, or a library does not fit the machine: nobody is accused."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,15 +114,44 @@ def is_device_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _STICKY.search(str(error)) is not None
 
 
+def is_unfit(error: BaseException) -> bool:
+    """Whether ``error`` says that a library, or what it was built for, does not fit the machine."""
+    return isinstance(error, ImportError) or _UNFIT.search(str(error)) is not None
+
+
+def excused(error: BaseException) -> bool:
+    """Whether an exception out of a route's call says nothing about the kernel by itself."""
+    ours = isinstance(error, (ArenaError, ContractError))
+    return ours or is_out_of_memory(error) or is_device_error(error) or is_unfit(error)
+
+
+def told(what: str, error: BaseException) -> str:
+    """An exception in one line."""
+    message = " ".join(str(error).split()) or "no message"
+    return f"{what} raised {type(error).__name__}: {message[:300]}"
+
+
+def arithmetic_of(route: Route, column: Column, facts: Facts) -> Arithmetic:
+    """What ``route`` declares for ``column``, or fp32 where it declares nothing."""
+    declared = getattr(route, "arithmetic", None)
+    if callable(declared):
+        declared = declared(column, facts)
+    return declared if isinstance(declared, Arithmetic) else Arithmetic()
+
+
 @contextmanager
-def calling(trial: Trial, what: str) -> Iterator[None]:
+def calling(trial: Trial, what: str, *, opening: bool = False) -> Iterator[None]:
     """Journal a step of the route and wait for its end on the device.
 
     An exception becomes a ``launch_error``, unless it is not the route's fault. What the route allocates
     through torch meanwhile is guarded, where the process has the allocator for it.
 
+    Args:
+        opening: nothing is launched yet, so that an exception accuses nobody.
+
     Raises:
         FindingError: ``launch_error``.
+        UnfitError: an exception while opening.
         RuntimeError: a device error, whatever the exception that it surfaced as.
     """
     trial.launched(what)
@@ -122,13 +165,63 @@ def calling(trial: Trial, what: str) -> Iterator[None]:
     except Exception as error:
         if on_device:
             torch.cuda.synchronize(trial.device)
-        ours = isinstance(error, (ArenaError, ContractError, ImportError))
-        if ours or is_out_of_memory(error) or is_device_error(error):
+        if is_unfit(error) and not is_device_error(error):
+            raise UnfitError(told(what, error)) from error
+        if excused(error):
             raise
-        message = " ".join(str(error).split()) or "no message"
-        raise FindingError(
-            FailureKind.LAUNCH_ERROR, f"{what} raised {type(error).__name__}: {message[:300]}"
-        ) from error
+        if opening:
+            raise UnfitError(told(what, error)) from error
+        raise FindingError(FailureKind.LAUNCH_ERROR, told(what, error)) from error
+
+
+def live_pages(operands: Operands) -> torch.Tensor:
+    """Ids of the pages that some request owns, int64 on the operands' device."""
+    ids = [page_id for pages in operands.pages for page_id in pages]
+    return torch.tensor(ids, dtype=torch.int64).to(operands.step.k.device)
+
+
+def renew(operands: Operands) -> None:
+    """Other queries, keys and values at the same addresses, under the same metadata: an engine's next layer.
+
+    Each of the three is changed on its own, so that an old copy of any of them gives another result.
+    """
+    step, live = operands.step, live_pages(operands)
+    bits(step.q).copy_(bits(step.q).roll(1, dims=-1))
+    for cache in (step.k, step.v):
+        raw = bits(cache)
+        raw.index_copy_(0, live, raw.index_select(0, live).flip(-1))
+
+
+class Withheld:
+    """NaN in the query and in every live page, from here until :meth:`restore`.
+
+    An engine prepares once a step and writes q, K and V layer by layer afterwards: what a route reads, copies
+    or caches of them before ``run`` is not what it will be asked about.
+    """
+
+    def __init__(self, operands: Operands) -> None:
+        step, live = operands.step, live_pages(operands)
+        rows = torch.arange(step.q.shape[0], device=step.q.device)
+        named = (("q", step.q, rows), ("k", step.k, live), ("v", step.v, live))
+        self._places = [(name, bits(tensor), index) for name, tensor, index in named]
+        self._held = [raw.index_select(0, index) for _, raw, index in self._places]
+        self._left = [torch.empty_like(held) for held in self._held]
+        for _, raw, index in self._places:
+            raw.index_fill_(0, index, NAN_BITS[raw.element_size()])
+
+    def restore(self) -> None:
+        """Put the contents back. Allocates nothing: what is allocated while a route is called is guarded."""
+        for (_, raw, index), held, left in zip(self._places, self._held, self._left, strict=True):
+            torch.index_select(raw, 0, index, out=left)
+            raw.index_copy_(0, index, held)
+
+    def overwritten(self) -> list[str]:
+        """Inputs that were written before :meth:`restore`."""
+        return [
+            name
+            for (name, raw, _), left in zip(self._places, self._left, strict=True)
+            if bool((left != NAN_BITS[raw.element_size()]).any())
+        ]
 
 
 @dataclass
@@ -173,12 +266,15 @@ class Opened:
     ) -> None:
         """Check the contract, poison ``out``, prepare, run and wait; look for writes outside the operands.
 
+        While the route prepares, q and the live pages hold NaN (see :class:`Withheld`).
+
         Args:
             run: replaces the session's own ``run`` (a graph's replay).
 
         Raises:
             OperandsError: the operands are not what a route may count on: a fault of the check's own.
-            FindingError: the route raised (``launch_error``) or wrote outside (``out_of_bounds_write``).
+            FindingError: the route raised (``launch_error``), wrote outside, or wrote its inputs while it
+                prepared (``out_of_bounds_write``).
         """
         stage = self.stage
         try:
@@ -193,8 +289,12 @@ class Opened:
             raise OperandsError(f"{stage.check} made operands that no route must take: {error}") from error
         poison(operands.out, patterns)
         text = stage.describe(label, operands.recipe.kv_lens)
+        withheld = Withheld(operands)
         with calling(stage.trial, text):
-            self.session.prepare(operands.step)
+            try:
+                self.session.prepare(operands.step)
+            finally:
+                withheld.restore()
             if run is None:
                 self.session.run(operands.out)
             else:
@@ -202,6 +302,9 @@ class Opened:
         stage.tally.launches += 1
         if places := self.arena.overwritten():
             raise FindingError(FailureKind.OUT_OF_BOUNDS_WRITE, f"{'; '.join(places[:3])} ({text})")
+        if names := withheld.overwritten():
+            what = f"the input {', '.join(names)} was overwritten by prepare"
+            raise FindingError(FailureKind.OUT_OF_BOUNDS_WRITE, f"{what} ({text})")
 
     def judge(
         self,
@@ -284,10 +387,7 @@ class Stage:
     @property
     def arithmetic(self) -> Arithmetic:
         """The route's own, or fp32 where it declares none."""
-        declared = getattr(self.trial.route, "arithmetic", None)
-        if callable(declared):
-            declared = declared(self.trial.column, self.trial.facts)
-        return declared if isinstance(declared, Arithmetic) else Arithmetic()
+        return arithmetic_of(self.trial.route, self.trial.column, self.trial.facts)
 
     @property
     def bound(self) -> float:
@@ -322,7 +422,7 @@ class Stage:
                 return arena.tensor(name, shape, dtype)
 
             what = f"{self.check}/{self.placement.value}: open for {rows} rows, {capacity.num_pages} pages"
-            with calling(trial, what):
+            with calling(trial, what, opening=True):
                 session = trial.route.open(capacity, allocate)
             try:
                 yield Opened(self, arena, session, capacity)
@@ -354,6 +454,8 @@ class Stage:
 def conduct(check: Check, trial: Trial, body: Callable[[Stage], None]) -> CheckResult:
     """Run ``body`` in both placements and make the proof row.
 
+    In inference mode: engines run in it, and routes are timed in it.
+
     Raises:
         BaseException: only what the worker must see itself: device errors, interrupts, faults of ours.
     """
@@ -364,12 +466,13 @@ def conduct(check: Check, trial: Trial, body: Callable[[Stage], None]) -> CheckR
         stage = Stage(check.name, trial, placement, tally)
         done.append(placement.value)
         try:
-            body(stage)
+            with torch.inference_mode():
+                body(stage)
         except FindingError as finding:
             outcome = replace(outcome, status=CheckStatus.FAILED, kind=finding.kind, detail=finding.detail)
         except ContractError as error:
             outcome = replace(outcome, status=CheckStatus.REFUSED, detail=str(error))
-        except ImportError as error:
+        except (ImportError, UnfitError) as error:
             outcome = _unproven(outcome, UnprovenReason.INFRASTRUCTURE, error)
         except NotImplementedError as error:  # the oracle's; a route's own became a finding
             outcome = _unproven(outcome, UnprovenReason.INFRASTRUCTURE, error)

@@ -26,7 +26,7 @@ class NanPool:
     """Short ragged rows, and one at the longest length, among NaN."""
 
     name = "nan_pool"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -23,7 +23,7 @@ class PaddedRows:
     """Some rows padded (the last half, as engines do), then all."""
 
     name = "padded_rows"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always; a batch of one can only be padded as a whole."""

@@ -39,7 +39,7 @@ class PoisonedOutput:
     """One ragged batch, launched over a NaN poison and over a finite one."""
 
     name = "poisoned_output"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -58,7 +58,7 @@ class PositionCoded:
     """Three kinds of exact operands at short and long lengths."""
 
     name = "position_coded"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always; a head_dim below 64 leaves the ``uniform`` part only."""

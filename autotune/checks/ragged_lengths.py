@@ -32,7 +32,7 @@ class RaggedLengths:
     """All edges, in one session."""
 
     name = "ragged_lengths"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

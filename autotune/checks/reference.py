@@ -18,7 +18,7 @@ class Reference:
     """The column's KV ends and random lengths between them."""
 
     name = "reference"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -26,7 +26,7 @@ class Repeats:
     """One ragged batch of a few pages, ten times."""
 
     name = "repeats"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

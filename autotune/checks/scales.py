@@ -26,7 +26,7 @@ class Scales:
     """One ragged batch in one session, its scales changed between two launches."""
 
     name = "scales"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Only to a quantised KV cache."""

@@ -42,7 +42,7 @@ class ScatteredPages:
     """A shuffled pool with many pages between the live ones, then a far one."""
 
     name = "scattered_pages"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

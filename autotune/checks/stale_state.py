@@ -2,7 +2,8 @@
 
 Plans, counters, semaphores and partial sums of the large step are still there when the small one comes. What
 a library documents as zero between launches must be: a session may name such parts of its workspace in
-``zero_after``, a tuple of tensors.
+``zero_after``, a tuple of tensors. Last comes a step with the addresses, lengths and pages of the one before
+and other contents, as every layer of an engine does: a copy that was kept is not what it asks about.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
-from autotune.checks.launch import FindingError, Opened, Stage, conduct
+from autotune.checks.launch import FindingError, Opened, Stage, conduct, renew
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class StaleState:
-    """The longest rows, the shortest, short ones, and the longest again."""
+    """The longest rows, the shortest, short ones, and the longest again, twice."""
 
     name = "stale_state"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""
@@ -53,8 +54,11 @@ class StaleState:
         )
         with stage.opened(recipes[0]) as opened:
             for label, recipe in zip(steps, recipes, strict=True):
-                opened.launch(opened.build(recipe), label)
+                operands = opened.build(recipe)
+                opened.launch(operands, label)
                 _zero_after(stage, opened, stage.describe(label, recipe.kv_lens))
+            renew(operands)
+            opened.launch(operands, "the same metadata, other contents")
 
 
 def _zero_after(stage: Stage, opened: Opened, text: str) -> None:

@@ -27,7 +27,7 @@ class Strides:
     """Packed queries; then both sides' size-1 dimensions with odd strides, where there are any."""
 
     name = "strides"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -24,7 +24,7 @@ class TableGarbage:
     """One ragged batch, its dead entries set to each kind of garbage in turn."""
 
     name = "table_garbage"
-    version = 1
+    version = 2
 
     def applies(self, trial: Trial) -> str | None:
         """Not where the page table has no room for a dead entry."""

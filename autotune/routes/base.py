@@ -66,7 +66,7 @@ class Capacity:
     device: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Step:
     """Operands of one launch, exactly as an engine hands them over.
 
@@ -100,6 +100,10 @@ class Step:
     max_seq_len: int
     sinks: torch.Tensor | None = None
     kv_block_scales: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __repr__(self) -> str:
+        # shapes only: whoever prints a step after its memory was unmapped must not read it
+        return f"Step(q {tuple(self.q.shape)}, k {tuple(self.k.shape)}, v {tuple(self.v.shape)})"
 
     @property
     def batch_size(self) -> int:

@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -367,6 +367,40 @@ class _WorkspaceDirty(CleanSession):
         self.zero_after[0][3] += 1
 
 
+@_plant("cached-pages")
+class _CachedPages(CleanSession):
+    """A copy of K and V is kept until the lengths, the page table or the pool's address change."""
+
+    def run(self, out: torch.Tensor) -> None:
+        step = self.step
+        key = (step.k.data_ptr(), self.lens, step.page_table.tolist())
+        if getattr(self, "key", None) != key:
+            self.key, self.copies = key, (step.k.clone(), step.v.clone())
+        self.step = replace(step, k=self.copies[0], v=self.copies[1])
+        super().run(out)
+
+
+@_plant("inference-shortcut")
+class _InferenceShortcut(CleanSession):
+    """The path taken under torch's inference mode was never tested."""
+
+    def scale(self) -> float:
+        return super().scale() * (0.9 if torch.is_inference_mode_enabled() else 1.0)
+
+
+@_plant("work-in-prepare")
+class _WorkInPrepare(CleanSession):
+    """Attention is computed while the step is prepared, of what the operands held then."""
+
+    def prepare(self, step: Step) -> None:
+        super().prepare(step)
+        self.done = step.q.new_empty((*step.q.shape[:2], self.shape.head_dim_vo))
+        super().run(self.done)
+
+    def run(self, out: torch.Tensor) -> None:
+        out.copy_(self.done)
+
+
 # --- NaN, missing and stray writes
 
 
@@ -564,7 +598,7 @@ class _Raises(CleanSession):
     """The launch is refused by the library."""
 
     def run(self, out: torch.Tensor) -> None:
-        raise RuntimeError("no kernel image is available for execution")
+        raise RuntimeError("no kernel was compiled for this q_len")
 
 
 @_plant("hang")

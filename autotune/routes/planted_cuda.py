@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -258,6 +258,34 @@ class _WorkspaceDirty(CudaSession):
     def run(self, out: torch.Tensor) -> None:
         super().run(out)
         self.counter[3] += 1
+
+
+@_plant("cached-pages")
+class _CachedPages(CudaSession):
+    """A copy of K and V is kept until the lengths, the page table or the pool's address change."""
+
+    def prepare(self, step: Step) -> None:
+        super().prepare(step)
+        self.key = (step.k.data_ptr(), step.seq_lens.tolist(), step.page_table.tolist())
+
+    def run(self, out: torch.Tensor) -> None:
+        if getattr(self, "kept", None) != self.key:
+            self.kept, self.copies = self.key, (self.step.k.clone(), self.step.v.clone())
+        self.step = replace(self.step, k=self.copies[0], v=self.copies[1])
+        super().run(out)
+
+
+@_plant("work-in-prepare")
+class _WorkInPrepare(CudaSession):
+    """Attention is computed while the step is prepared, of what the operands held then."""
+
+    def prepare(self, step: Step) -> None:
+        super().prepare(step)
+        self.done = step.q.new_empty((*step.q.shape[:2], self.shape.head_dim_vo))
+        super().run(self.done)
+
+    def run(self, out: torch.Tensor) -> None:
+        out.copy_(self.done)
 
 
 @_plant("graph-lengths")

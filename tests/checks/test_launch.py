@@ -56,16 +56,25 @@ class Hooked(Planted):
         raise self.error
 
 
-@pytest.mark.parametrize("at", ["open", "prepare", "run", "close"])
+@pytest.mark.parametrize("at", ["prepare", "run", "close"])
 def test_an_exception_of_the_route_is_a_launch_error(at: str, make_trial: Any) -> None:
     row = REFERENCE.run(make_trial(Hooked(at=at, error=NotImplementedError("no such\n page size"))))
     assert (row.status, row.kind) == (CheckStatus.FAILED, FailureKind.LAUNCH_ERROR)
     assert "NotImplementedError: no such page size" in row.detail
 
 
+def test_a_session_that_cannot_be_opened_accuses_nobody(make_trial: Any) -> None:
+    row = REFERENCE.run(make_trial(Hooked(at="open", error=ValueError("no plan for\n this head_dim"))))
+    assert (row.status, row.reason, row.kind) == (CheckStatus.UNPROVEN, UnprovenReason.INFRASTRUCTURE, None)
+    assert "open for" in row.detail and "ValueError: no plan for this head_dim" in row.detail
+
+
 @pytest.mark.parametrize("at", ["open", "prepare", "run"])
-def test_a_library_that_cannot_be_loaded_accuses_nobody(at: str, make_trial: Any) -> None:
-    error = ImportError("libcublas.so.12: cannot open shared object file")
+@pytest.mark.parametrize("kind", [ImportError, OSError, RuntimeError])
+def test_a_library_that_cannot_be_loaded_accuses_nobody(
+    at: str, kind: type[Exception], make_trial: Any
+) -> None:
+    error = kind("libcublas.so.12: cannot open shared object file")
     row = REFERENCE.run(make_trial(Hooked(at=at, error=error)))
     assert (row.status, row.reason) == (CheckStatus.UNPROVEN, UnprovenReason.INFRASTRUCTURE)
     assert "libcublas.so.12" in row.detail
@@ -132,8 +141,9 @@ def test_an_arena_that_cannot_be_opened_accuses_nobody(make_trial: Any) -> None:
 def test_a_device_error_is_the_workers(make_trial: Any) -> None:
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     assert is_device_error(error)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        REFERENCE.run(make_trial(Hooked(error=error)))
+    for at in ("open", "run"):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            REFERENCE.run(make_trial(Hooked(at=at, error=error)))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ class Channel(Protocol):
     def step(self, text: str, *, launch: bool = True) -> None:
         """Journal what is about to happen; it has reached the parent's pipe when this returns.
 
-        A death or a hang from here on is put down to this step. An empty text says that our own code runs
-        (a reference, bookkeeping): whatever happens then accuses nobody.
+        A death, a hang or an exception from here on is put down to this step. An empty text says that our own
+        code runs (a reference, bookkeeping): whatever happens then accuses nobody.
 
         Args:
             launch: count it among the launches; False for a step that only sets a route up.
@@ -89,7 +89,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """The job's own code raised. The child lives on.
+    """Our own code raised, outside any step. The child lives on.
 
     Attributes:
         exc_type: class name, with its module unless it is a builtin.
@@ -103,6 +103,10 @@ class JobError:
 
 
 Outcome = Completed | Failed | Broken | JobError
+
+
+class ProtocolError(RuntimeError):
+    """Parent and child do not speak of the same job: neither can be believed."""
 
 
 class WorkerError(RuntimeError):

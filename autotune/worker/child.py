@@ -8,13 +8,15 @@ import os
 import pickle
 import resource
 import signal
+import struct
 import traceback
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from autotune.worker import preload
-from autotune.worker.failure import Judgement, judge_error
+from autotune.worker.base import ProtocolError
+from autotune.worker.failure import Classified, classify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,11 +30,26 @@ if TYPE_CHECKING:
 NO_STEP = 255
 
 
+# Before each pickled job: its number. Every message about it carries that number, in both directions.
+_NUMBER = struct.Struct("<Q")
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child is set up. ``preloaded`` is false if the fork server could not import our preload module."""
+    """The child is set up.
 
-    preloaded: bool
+    ``server_pid``: the fork server's; None if it could not import our preload module.
+    """
+
+    server_pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A message about job ``job``: an answer to one cannot be taken for an answer to another."""
+
+    job: int
+    message: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +80,17 @@ class Returned:
 class Raised:
     """The job's exception, as text: a pickled traceback would pin its tensors.
 
-    ``judgement`` is None for an error of the job's own code. ``sticky``: this process is spoilt.
+    ``classified`` is None for an error of the job's own code.
     """
 
     exc_type: str
     message: str
-    judgement: Judgement | None = None
-    sticky: bool = False
+    classified: Classified | None = None
+
+
+def numbered(job: int, pickled: bytes) -> bytes:
+    """A job as it is sent to the child."""
+    return _NUMBER.pack(job) + pickled
 
 
 def step_of(texts: tuple[str, ...], mark: mmap.mmap | None) -> str:
@@ -79,11 +100,17 @@ def step_of(texts: tuple[str, ...], mark: mmap.mmap | None) -> str:
 
 
 class PipeChannel:
-    """See :class:`autotune.worker.base.Channel`."""
+    """See :class:`autotune.worker.base.Channel`. Only the process that made it can speak through it.
 
-    def __init__(self, conn: Connection, mark: mmap.mmap) -> None:
+    Args:
+        job: its number.
+    """
+
+    def __init__(self, conn: Connection, mark: mmap.mmap, job: int) -> None:
         self._conn = conn
         self._mark = mark
+        self._job = job
+        self._pid = os.getpid()
         self._texts: tuple[str, ...] = ("",)
         self._marked = False
 
@@ -92,33 +119,62 @@ class PipeChannel:
         """The step that is running."""
         return step_of(self._texts, self._mark if self._marked else None)
 
+    def end_copy(self) -> None:
+        """End this process if it is a fork of the child.
+
+        A kernel that forks and comes back twice would answer twice and take the next job from the child.
+        """
+        if os.getpid() != self._pid:
+            os._exit(1)
+
+    def say(self, message: Any) -> None:
+        """Send a message about this job."""
+        self.end_copy()
+        self._conn.send(Numbered(self._job, message))
+
+    def answer(self, message: Any) -> None:
+        """Send the job's end.
+
+        Raises:
+            Exception: it cannot be pickled; nothing was sent.
+        """
+        pickled = bytes(ForkingPickler.dumps(Numbered(self._job, message)))
+        self.end_copy()
+        self._conn.send_bytes(pickled)
+
     def step(self, text: str, *, launch: bool = True) -> None:
         """A send on a socket pair is in the kernel when it returns: it outlives this process."""
+        self.end_copy()
         self._texts, self._marked = (text,), False
-        self._conn.send(Stepped((text,), launch))
+        self.say(Stepped((text,), launch))
 
     def among(self, texts: Sequence[str]) -> Callable[[int | None], None]:
         """The mark is a byte of shared memory: it outlives this process as well."""
         if len(texts) >= NO_STEP:
             raise ValueError(f"at most {NO_STEP - 1} steps can alternate, not {len(texts)}")
+        self.end_copy()
         mark = self._mark
         mark[0] = NO_STEP
         self._texts, self._marked = tuple(texts), True
-        self._conn.send(Stepped(self._texts, launch=False, marked=True))
+        self.say(Stepped(self._texts, launch=False, marked=True))
 
         def enter(index: int | None) -> None:
+            self.end_copy()
             mark[0] = NO_STEP if index is None else index
 
         return enter
 
     def emit(self, payload: Any) -> None:
         """Blocks only while the socket's buffer is full."""
-        self._conn.send(Emitted(payload, wants_reply=False))
+        self.say(Emitted(payload, wants_reply=False))
 
     def ask(self, payload: Any) -> Any:
         """One question, one answer."""
-        self._conn.send(Emitted(payload, wants_reply=True))
-        return self._conn.recv()
+        self.say(Emitted(payload, wants_reply=True))
+        reply = self._conn.recv()
+        if not (isinstance(reply, Numbered) and reply.job == self._job):
+            raise ProtocolError(f"asked for job {self._job}, the reply is about another")
+        return reply.message
 
 
 def serve(
@@ -146,9 +202,9 @@ def serve(
     os.close(output_fd.number)
     mark = mmap.mmap(mark_fd.number, mmap.PAGESIZE)
     os.close(mark_fd.number)
-    preloaded = preload.server_pid is not None
     if preload.server_pid is not None:
         preload.die_with_parent(preload.server_pid)
+        preload.inherit_orphans()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if device == "cpu":
         from autotune.arena import fault
@@ -159,34 +215,36 @@ def serve(
 
         cuda_allocator.install()  # its callbacks must not outlive us: this process ends by os._exit
     try:
-        conn.send(Ready(preloaded))
+        conn.send(Ready(preload.server_pid))
         while True:
-            conn.send_bytes(_answer(conn.recv_bytes(), PipeChannel(conn, mark)))
+            request = conn.recv_bytes()
+            channel = PipeChannel(conn, mark, *_NUMBER.unpack_from(request))
+            _run(request[_NUMBER.size :], channel)
             gc.collect()
     except (EOFError, ConnectionError):
         os._exit(0)  # the parent is gone or done with us; skip destructors, they may hang
 
 
-def _answer(pickled_job: bytes, channel: PipeChannel) -> bytes:
+def _run(pickled: bytes, channel: PipeChannel) -> None:
     """Run one job; every end of it but death becomes a message."""
     try:
-        job: Job = pickle.loads(pickled_job)
+        job: Job = pickle.loads(pickled)
     except Exception as error:
-        return _dumps(_raised(ImportError(f"the job cannot be loaded: {error}"), ""))
+        channel.answer(_raised(ImportError(f"the job cannot be loaded: {error}"), ""))
+        return
     try:
         value = job(channel)
     # SystemExit and KeyboardInterrupt too: a job cannot end the child by an exception
     except BaseException as error:
-        return _dumps(_raised(error, channel.current))
+        channel.answer(_raised(error, channel.current))
+        return
     try:
-        return _dumps(Returned(value))
+        channel.answer(Returned(value))
+    except ConnectionError:
+        raise  # the parent is gone
     except Exception as error:
         text = f"the value of {type(job).__name__} ({type(value).__name__}) cannot be pickled: {error}"
-        return _dumps(_raised(TypeError(text), ""))
-
-
-def _dumps(message: Any) -> bytes:
-    return bytes(ForkingPickler.dumps(message))
+        channel.answer(_raised(TypeError(text), ""))
 
 
 def _raised(error: BaseException, step: str) -> Raised:
@@ -194,8 +252,4 @@ def _raised(error: BaseException, step: str) -> Raised:
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""  # noqa: PTH119
-    judged = judge_error(error, step)
-    if judged is None:
-        return Raised(name, f"{error}{where}")
-    judgement, sticky = judged
-    return Raised(name, f"{error}{where}", judgement, sticky)
+    return Raised(name, f"{error}{where}", classify(error, step))

@@ -19,6 +19,12 @@ from autotune.domain.verdict import FailureKind, UnprovenReason
 
 Blame = FailureKind | UnprovenReason
 
+# How steps are journalled that open and close a session: such a step makes no launch.
+OPENING, CLOSING = ": open for ", ": close"
+
+_OURS = "autotune."
+_OF_THE_DEVICE = re.compile(r"CUDA error|CUDA driver error|cudaError|CUDA_ERROR_", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class FaultSite:
@@ -50,6 +56,16 @@ class Judgement:
 
     blame: Blame
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Classified(Judgement):
+    """What an exception means.
+
+    ``sticky``: every later call in the process fails too, so it must be replaced.
+    """
+
+    sticky: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,24 +182,56 @@ def match(text: str) -> Message | None:
     return next((message for message in MESSAGES if message.pattern.search(text)), None)
 
 
-def judge_error(error: BaseException, step: str) -> tuple[Judgement, bool] | None:
-    """Who is to blame for a Python exception, and whether the process must be replaced.
+def is_opening(step: str) -> bool:
+    """Whether a journalled step only sets a route up: nothing has been launched yet."""
+    return OPENING in step
 
-    None: the job's own code raised something that no table knows.
+
+def is_closing(step: str) -> bool:
+    """Whether a journalled step only takes a route down."""
+    return step.endswith(CLOSING)
+
+
+def classify(error: BaseException, step: str) -> Classified | None:
+    """Who is to blame for a Python exception; the one answer for checks, timing and the child.
+
+    An error that the device reports accuses in every step. Any other exception accuses a launch only: while
+    a session is opened nothing has run, and a library that refuses to be set up has harmed nobody. What this
+    package raises itself (``ArenaError``, ``BenchError``, ...; ``ContractError``, which checks turn into a
+    refusal first) accuses nobody.
+
+    Args:
+        step: the journalled step that it was raised in; "" for our own code.
+
+    Returns:
+        None: our own code raised something that no table knows.
     """
-    text = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    text = lines[0].rstrip(": ")[:300]
     if isinstance(error, MemoryError | ArenaError):
-        return Judgement(UnprovenReason.OUT_OF_MEMORY, text), False
+        return Classified(UnprovenReason.OUT_OF_MEMORY, text)
     if isinstance(error, OSError) and error.errno in (ENOMEM, ENOSPC):
-        return Judgement(UnprovenReason.OUT_OF_MEMORY, text), False
-    if isinstance(error, ImportError):
-        return Judgement(UnprovenReason.INFRASTRUCTURE, text), False
+        return Classified(UnprovenReason.OUT_OF_MEMORY, text)
+    if isinstance(error, ImportError) or type(error).__module__.startswith(_OURS):
+        return Classified(UnprovenReason.INFRASTRUCTURE, text)
     known = match(str(error))
-    if known is None:
-        return None
-    if isinstance(known.blame, FailureKind) and not step:
-        return Judgement(UnprovenReason.INFRASTRUCTURE, f"outside any launch: {text}"), known.sticky
-    return Judgement(known.blame, text), known.sticky
+    if known is not None:
+        if isinstance(known.blame, FailureKind) and not step:
+            return Classified(UnprovenReason.INFRASTRUCTURE, f"outside any launch: {text}", known.sticky)
+        return Classified(known.blame, text, known.sticky)
+    # an error of the device that the table lacks may stay: the process is replaced to be safe
+    sticky = any(cls.__name__ == "AcceleratorError" for cls in type(error).__mro__) or (
+        _OF_THE_DEVICE.search(str(error)) is not None
+    )
+    if not step:
+        return (
+            Classified(UnprovenReason.INFRASTRUCTURE, f"outside any launch: {text}", sticky)
+            if sticky
+            else None
+        )
+    if is_opening(step):
+        return Classified(UnprovenReason.INFRASTRUCTURE, f"nothing was launched: {text}", sticky)
+    return Classified(FailureKind.LAUNCH_ERROR, f"raised {text}", sticky)
 
 
 def judge_death(status: int, step: str, fault: FaultSite | None, output: str) -> Judgement:

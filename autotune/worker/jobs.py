@@ -18,6 +18,7 @@ from autotune.domain.verdict import (
     UnprovenReason,
 )
 from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
+from autotune.worker.failure import OPENING, is_closing, is_opening
 
 if TYPE_CHECKING:
     from autotune.bench.record import Round
@@ -32,8 +33,6 @@ TAIL_PADDING = 512
 PROVE_TIMEOUT_S = 300.0
 PLANTED_CUDA = "planted-cuda-"
 PLANTED_XQA = "planted-xqa-"
-# How checks journal that they open and close a session (autotune.checks.launch): no launches.
-_OPENING, _CLOSING = ": open for ", ": close"
 
 
 def child_route(name: str) -> Route:
@@ -67,12 +66,12 @@ def arena_factory(kind: str, device: str, slack: int) -> MakeArena:
 
 
 def _is_launch(text: str) -> bool:
-    return _OPENING not in text and not text.endswith(_CLOSING)
+    return not (is_opening(text) or is_closing(text))
 
 
 @dataclass(frozen=True)
 class ProveJob:
-    """One check of one route in one column. The value is a ``CheckResult`` as a dict.
+    """One check of one route in one column. The value is a ``CheckResult`` as a dict, and its ``route``.
 
     Attributes:
         column, facts: ``Column.to_dict()``, ``Facts.to_dict()``.
@@ -119,8 +118,11 @@ class ProveJob:
                 detail=reason,
                 slack=self.slack,
             )
-            return row.to_dict()
-        return check.run(trial).to_dict()
+            return self._answer(row)
+        return self._answer(check.run(trial))
+
+    def _answer(self, row: CheckResult) -> dict[str, Any]:
+        return {**row.to_dict(), "route": self.route}
 
 
 def prove(
@@ -128,32 +130,45 @@ def prove(
 ) -> CheckResult:
     """Run ``job`` and make its row, also if the child died of it.
 
-    A fault without padding is run again with 512 bytes of it: a kernel that then passes reads past its
-    operands' ends within what an engine can promise, and its row says that it needs that promise.
+    A fault that 512 bytes of padding would explain is run again with them: a kernel that then passes reads
+    past its operands' ends within what an engine can promise, and its row says that it needs that promise.
+    Where the site of the fault is known, it must lie within those bytes. Where it is not (a CUDA fault has
+    no address), a kernel that strays at random could pass the second run by luck: a third one, without
+    padding, must fault again.
 
     Raises:
         WorkerError: no child can be had.
     """
-    first = run_check(worker, job, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
+    padded = replace(job, slack=TAIL_PADDING)
+    outcome = worker.run(job, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
+    first = row_of(job, outcome)
     if first.kind is not FailureKind.ILLEGAL_ACCESS or job.slack or job.arena_kind == "plain":
         return first
-    second = run_check(
-        worker, replace(job, slack=TAIL_PADDING), timeout_s=timeout_s, step_timeout_s=step_timeout_s
-    )
+    site = outcome.fault if isinstance(outcome, Failed) else None
+    if site is not None and not (site.offset is not None and 0 <= site.offset < TAIL_PADDING):
+        return first
+    second = run_check(worker, padded, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
     launches = first.launches + second.launches
-    if second.status is CheckStatus.PASSED:
-        return replace(
-            second,
-            launches=launches,
-            requires=tuple(sorted({*second.requires, Requirement.TAIL_PADDING_512.value})),
-            detail=f"passes with {TAIL_PADDING} bytes after each operand; without: {first.detail}",
-        )
-    # a fault seen once is a fault, whatever the second run could or could not show
-    ended = second.kind or second.reason or second.status
+    # a fault seen once is a fault, whatever other runs could or could not show
+    if second.status is not CheckStatus.PASSED:
+        ended = second.kind or second.reason or second.status
+        detail = f"{first.detail}; with {TAIL_PADDING} bytes of padding: {ended.value}"
+        return replace(first, launches=launches, detail=detail)
+    if site is None:
+        third = run_check(worker, job, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
+        launches += third.launches
+        if third.kind is not FailureKind.ILLEGAL_ACCESS:
+            again = third.kind or third.reason or third.status
+            detail = (
+                f"{first.detail}; passes with {TAIL_PADDING} bytes of padding, not again without: {again.value}, "
+                "so nothing shows that the padding helped"
+            )
+            return replace(first, launches=launches, detail=detail)
     return replace(
-        first,
+        second,
         launches=launches,
-        detail=f"{first.detail}; with {TAIL_PADDING} bytes of padding: {ended.value}",
+        requires=tuple(sorted({*second.requires, Requirement.TAIL_PADDING_512.value})),
+        detail=f"passes with {TAIL_PADDING} bytes after each operand; without: {first.detail}",
     )
 
 
@@ -174,7 +189,13 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
     An exception of our own code accuses nobody; what a route raises the check reports itself.
     """
     if isinstance(outcome, Completed):
-        return CheckResult.from_dict(outcome.value)
+        value = dict(outcome.value)
+        route = value.pop("route", job.route)
+        found = CheckResult.from_dict(value)
+        if (route, found.check, found.seed) == (job.route, job.check, job.seed):
+            return found
+        detail = f"the child answered for {route} in {found.check}, seed {found.seed}"
+        outcome = Broken(UnprovenReason.INFRASTRUCTURE, detail, "")
     from autotune.checks import registry
 
     try:
@@ -206,7 +227,8 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
 class TimeJob:
     """Rounds of one cell. Every chunk of rounds goes to the parent as ``{"rounds": [...]}``, which stores it
     and answers whether (or with which routes) to go on; see :func:`autotune.bench.rounds.time_cell`. A step's
-    text begins with the running route's name and a colon.
+    text begins with the running route's name and a colon; opening its session is a step of its own, since
+    no exception there accuses the route.
 
     Attributes:
         routes: names of the routes to time, all of them proven.
@@ -232,10 +254,22 @@ class TimeJob:
         from autotune.domain.fingerprint import Facts
 
         cell = Cell.from_dict(self.cell)
-        texts = [f"{name}: timing {cell}" for name in self.routes]
+        texts = [
+            *(f"{name}: timing {cell}" for name in self.routes),
+            *(f"{name}{OPENING}timing {cell}" for name in self.routes),
+        ]
         places = {name: place for place, name in enumerate(self.routes)}
         enter = channel.among(texts)
+        opening = False
         reported = 0
+
+        def phase(text: str) -> None:
+            nonlocal opening
+            opening = text.startswith("open ")
+
+        def launching(name: str) -> None:
+            place = places.get(name)
+            enter(place if place is None or not opening else place + len(places))
 
         def go_on(rounds: list[Round]) -> Any:
             nonlocal enter, reported
@@ -254,6 +288,7 @@ class TimeJob:
             settings=RoundSettings(**self.settings),
             first_round=self.first_round,
             go_on=go_on,
-            launching=lambda name: enter(places.get(name)),
+            launching=launching,
+            phase=phase,
         )
         return reported

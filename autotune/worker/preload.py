@@ -11,11 +11,13 @@ import ctypes
 import gc
 import os
 import signal
+import warnings
 
 # Set by the parent around the start of the fork server: the parent's pid.
 PARENT_VARIABLE = "AUTOTUNE_FORK_SERVER_PARENT"
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 server_pid: int | None = None
 
@@ -33,6 +35,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def inherit_orphans() -> None:
+    """Have the kernel make this process the parent of descendants that lose theirs; Linux only.
+
+    In a child it keeps what a route started, whatever session that moved to, below that child; in the fork
+    server it gathers what a dead child left behind. Without it such processes would escape us, no more.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 _parent = os.environ.pop(PARENT_VARIABLE, None)
 if _parent is not None:
     # Blocked until now: a Ctrl-C is the parent's to handle, not ours.
@@ -40,6 +51,9 @@ if _parent is not None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent(int(_parent))
     server_pid = os.getpid()
+    inherit_orphans()
+    # of the fork server, about each orphan that it buries
+    warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 
     import torch
 

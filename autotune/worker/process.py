@@ -2,7 +2,8 @@
 
 Nothing outlives the parent: the fork server asks the kernel to be killed with the parent's main thread,
 each child with the fork server. A child leads a session of its own, so that killing its group takes along
-whatever it started.
+whatever it started. What left that session is inherited by the fork server when the child dies, and killed
+there; after a SIGKILL of the parent nobody is left to do that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import types
 from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.worker import child
@@ -37,9 +39,11 @@ _START_TIMEOUT_S = 120.0
 _REAP_TIMEOUT_S = 10.0
 _OUTPUT_TAIL_BYTES = 4096
 _START_ATTEMPTS = 5
+_ORPHAN_SWEEPS = 50
 
 _context = multiprocessing.get_context("forkserver")
 _start_lock = threading.Lock()
+_living: set[int] = set()  # pids of our children; changed under _start_lock
 
 
 class InheritedFd:
@@ -91,6 +95,46 @@ def start_fork_server() -> None:
         forkserver.ensure_running()
 
 
+def _end_orphans(server: int) -> None:
+    """Kill what dead children left behind, and what that leaves behind.
+
+    Living children inherit their own orphans, so whatever the fork server has in a session of its own and is
+    none of them belonged to a dead one.
+    """
+    for _ in range(_ORPHAN_SWEEPS):
+        with _start_lock:  # a child that is being made is not in _living yet
+            found = _orphans(server)
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _orphans(server: int) -> list[int]:
+    found = []
+    try:
+        _, own_session = _state(server)
+        for tasks in Path(f"/proc/{server}/task").glob("*/children"):
+            for pid in map(int, tasks.read_text().split()):
+                if pid in _living:
+                    continue
+                with contextlib.suppress(OSError):
+                    state, session = _state(pid)
+                    if state != "Z" and session != own_session:
+                        found.append(pid)
+    except OSError:
+        pass  # the fork server is gone, or a kernel without this file
+    return found
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """A process's state letter and session."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], int(fields[3])
+
+
 class ChildProcess:
     """A running child that has said it is ready.
 
@@ -99,6 +143,7 @@ class ChildProcess:
     """
 
     def __init__(self, device: str, *, guard_allocations: bool = True) -> None:
+        self._server_pid: int | None = None
         self.conn, theirs = _context.Pipe()
         self._fault_fd, fault_write = os.pipe()
         os.set_blocking(self._fault_fd, False)
@@ -142,6 +187,7 @@ class ChildProcess:
             try:
                 with _starting():
                     self._process.start()
+                    _living.add(self.pid)
                 return
             # a fork server that was killed refuses us until the kernel has made it a zombie
             except (ConnectionError, EOFError):
@@ -159,7 +205,9 @@ class ChildProcess:
             raise WorkerError(
                 f"the child process died while starting: {said[-1] if said else 'it said nothing'}"
             ) from error
-        if not (isinstance(hello, child.Ready) and hello.preloaded):
+        if isinstance(hello, child.Ready):
+            self._server_pid = hello.server_pid
+        if self._server_pid is None:
             raise WorkerError(
                 "the fork server could not preload autotune.worker.preload: install autotune into "
                 f"{sys.executable}, or another library in this process has started the fork server first"
@@ -182,7 +230,7 @@ class ChildProcess:
         return self.conn in ready, self._process.sentinel in ready
 
     def reap(self, *, kill: bool) -> int | None:
-        """Wait for the end, and end whatever is left of the group.
+        """Wait for the end, and end whatever is left of what it started.
 
         Args:
             kill: do not wait for it to end by itself.
@@ -201,6 +249,11 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         self._process.join(_REAP_TIMEOUT_S)
+        if self.exited:
+            with _start_lock:
+                _living.discard(self.pid)
+            if self._server_pid is not None:
+                _end_orphans(self._server_pid)
         return by_itself
 
     def fault(self) -> FaultSite | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import mmap
 import os
 import time
@@ -12,8 +13,16 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from autotune.domain.verdict import FailureKind, UnprovenReason
-from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome, WorkerError
-from autotune.worker.child import Emitted, Raised, Returned, Stepped, step_of
+from autotune.worker.base import (
+    Broken,
+    Completed,
+    Failed,
+    JobError,
+    Outcome,
+    ProtocolError,
+    WorkerError,
+)
+from autotune.worker.child import Emitted, Numbered, Raised, Returned, Stepped, numbered, step_of
 from autotune.worker.failure import judge_death
 from autotune.worker.process import ChildProcess, start_fork_server
 
@@ -27,17 +36,25 @@ if TYPE_CHECKING:
     OnEvent = Callable[[Any], Any]
 
 
+# Waiting in slices, a parent notices that it did not run itself: a paused container, a suspended machine.
+_SLICE_S = 1.0
+
+# Not each worker's own: a message can then be of no other job of this process.
+_numbers = itertools.count(1)
+
+
 class _Watch:
     """What a job is doing, how far it got, and when it is late."""
 
     def __init__(self, timeout_s: float, step_timeout_s: float, mark: mmap.mmap) -> None:
+        self.job = next(_numbers)
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
         self.steps = 0
         self._texts: tuple[str, ...] = ("",)
         self._mark = mark
         self._marked = False
-        self._started = self._step_started = time.monotonic()
+        self._started = self._step_started = self._seen = time.monotonic()
 
     @property
     def step(self) -> str:
@@ -58,6 +75,30 @@ class _Watch:
         """Time that the parent used, not the job."""
         self._started += seconds
         self._step_started += seconds
+        self._seen += seconds
+
+    def look(self, expected_s: float) -> None:
+        """Called once in every turn of the parent's loop, which should have taken ``expected_s`` at most.
+
+        What it took beyond a slice more the parent itself did not run: whatever stopped it will have
+        stopped the child too.
+        """
+        lost = time.monotonic() - self._seen - expected_s
+        if lost > _SLICE_S:
+            self.excuse(lost)
+        self._seen = time.monotonic()
+
+    def message(self, received: object) -> object:
+        """What was said about this job.
+
+        Raises:
+            ProtocolError: it is about another one.
+        """
+        if not isinstance(received, Numbered):
+            raise ProtocolError(f"an unnumbered {type(received).__name__}")
+        if received.job != self.job:
+            raise ProtocolError(f"job {self.job} was answered for job {received.job}")
+        return received.message
 
     @property
     def job_left(self) -> float:
@@ -178,16 +219,21 @@ class Worker:
     def _converse(self, child: ChildProcess, job: bytes, watch: _Watch, on_event: OnEvent) -> Outcome:
         child.clear_output()
         try:
-            child.conn.send_bytes(job)
+            child.conn.send_bytes(numbered(watch.job, job))
         except OSError:
             return self._bury(child, watch, on_event, kill=False)
+        limit = 0.0
         while True:
+            watch.look(limit)
             if watch.job_left <= 0:
                 return self._bury(child, watch, on_event, kill=True, late=True)
-            readable, ended = child.wait(max(0.0, min(watch.job_left, watch.step_left)))
+            limit = max(0.0, min(watch.job_left, watch.step_left, _SLICE_S))
+            readable, ended = child.wait(limit)
+            watch.look(limit)
+            limit = 0.0
             if readable:
                 try:
-                    message = child.conn.recv()
+                    message = watch.message(child.conn.recv())
                 except (EOFError, OSError):
                     return self._bury(child, watch, on_event, kill=False)
                 except Exception as error:
@@ -212,7 +258,7 @@ class Worker:
             reply = on_event(message.payload)
             if message.wants_reply:
                 with contextlib.suppress(OSError):  # it died while it waited: its end is judged next
-                    child.conn.send(reply)
+                    child.conn.send(Numbered(watch.job, reply))
             watch.excuse(time.monotonic() - before)
             return None
         if isinstance(message, Returned):
@@ -223,11 +269,12 @@ class Worker:
 
     def _raised(self, raised: Raised, watch: _Watch) -> Outcome:
         step, steps = watch.step, watch.steps
-        if raised.sticky:
-            self._discard()
-        if raised.judgement is None:
+        found = raised.classified
+        if found is None:
             return JobError(raised.exc_type, raised.message, step, steps)
-        blame, detail = raised.judgement.blame, raised.judgement.detail
+        if found.sticky:
+            self._discard()
+        blame, detail = found.blame, found.detail
         if isinstance(blame, FailureKind):
             return Failed(blame, detail, step, steps=steps)
         return Broken(blame, detail, step, steps)
@@ -270,9 +317,9 @@ class Worker:
             try:
                 if not child.conn.poll(0):
                     return None
-                message = child.conn.recv()
+                message = watch.message(child.conn.recv())
             except Exception:
-                return None  # end of file, or a message cut off by the death
+                return None  # end of file, a message cut off by the death, or not about this job
             outcome = self._take(child, message, watch, on_event)
             if outcome is not None:
                 return outcome

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.worker.base import Channel
@@ -102,6 +103,19 @@ class HoldGil:
     def __call__(self, channel: Channel) -> None:
         channel.step(self.step)
         re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Uses the processor for so long, which a pause does not shorten."""
+
+    seconds: float
+
+    def __call__(self, channel: Channel) -> None:
+        channel.step("launch")
+        start = time.process_time()
+        while time.process_time() - start < self.seconds:
+            pass
 
 
 @dataclass(frozen=True)
@@ -257,17 +271,31 @@ class Inspect:
 
 @dataclass(frozen=True)
 class StartGrandchild:
-    """Leaves a process of its own behind, then hangs or dies."""
+    """Leaves processes of its own behind, then dies, hangs or returns.
 
-    die: bool
+    ``how``: ``same`` session, ``session`` of its own, or ``daemon``: one whose parent has ended as well.
+    """
+
+    end: str
+    how: str = "same"
 
     def __call__(self, channel: Channel) -> None:
-        process = subprocess.Popen(["sleep", "60"])
-        channel.emit(process.pid)
+        if self.how == "daemon":
+            script = "sleep 60 >/dev/null 2>&1 & echo $!"
+            started = subprocess.run(["setsid", "sh", "-c", script], stdout=subprocess.PIPE, check=True)
+            channel.emit(int(started.stdout))
+        else:
+            # a shell and what it started
+            process = subprocess.Popen(["sh", "-c", "sleep 60; :"], start_new_session=self.how == "session")
+            channel.emit(process.pid)
+            while not (found := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()):
+                time.sleep(0.01)
+            channel.emit(int(found[0]))
         channel.step("launch")
-        if self.die:
+        if self.end == "die":
             os._exit(3)
-        time.sleep(60)
+        if self.end == "hang":
+            time.sleep(60)
 
 
 @dataclass(frozen=True)

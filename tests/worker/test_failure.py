@@ -7,9 +7,13 @@ import signal
 import pytest
 
 from autotune.arena.base import ArenaError
+from autotune.bench.clock import BenchError
 from autotune.domain.verdict import FailureKind, UnprovenReason
-from autotune.worker.failure import FaultSite, judge_death, judge_error, match, parse_fault
+from autotune.routes.contract import ContractError
+from autotune.worker.base import ProtocolError
+from autotune.worker.failure import FaultSite, classify, judge_death, match, parse_fault
 
+OPEN = "reference/tail: open for 4 rows, 9 pages"
 INSIDE = FaultSite("SIGSEGV", 0x7F0000001000, True, "kv_cache", 16)
 OUTSIDE = FaultSite("SIGSEGV", 0x10, False)
 
@@ -48,7 +52,7 @@ def test_error_messages(text: str, blame: object, sticky: bool) -> None:
 @pytest.mark.parametrize("text", ["", "q must be contiguous", "shape mismatch", "room out of order"])
 def test_unknown_messages_blame_nobody(text: str) -> None:
     assert match(text) is None
-    assert judge_error(RuntimeError(text), "launch") is None
+    assert classify(RuntimeError(text), "") is None
 
 
 @pytest.mark.parametrize(
@@ -101,25 +105,57 @@ def test_a_death_says_what_was_seen() -> None:
         (ArenaError("no address space"), UnprovenReason.OUT_OF_MEMORY),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), UnprovenReason.OUT_OF_MEMORY),
         (ModuleNotFoundError("No module named 'flashinfer'"), UnprovenReason.INFRASTRUCTURE),
+        (BenchError("the graph cannot be captured"), UnprovenReason.INFRASTRUCTURE),
+        (ContractError("page_size", "48 is not taken"), UnprovenReason.INFRASTRUCTURE),
+        (ProtocolError("another job"), UnprovenReason.INFRASTRUCTURE),
     ],
 )
 def test_errors_that_are_ours(error: Exception, reason: UnprovenReason) -> None:
-    judged = judge_error(error, "launch")
-    assert judged is not None
-    assert judged[0].blame is reason
-    assert "\n" not in judged[0].detail
-    assert judged[0].detail
+    for step in ("launch", OPEN, ""):
+        judged = classify(error, step)
+        assert judged is not None
+        assert judged.blame is reason
+        assert "\n" not in judged.detail
+        assert judged.detail
 
 
 def test_a_device_error_accuses_only_inside_a_launch() -> None:
     error = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
-    inside, outside = judge_error(error, "launch"), judge_error(error, "")
+    inside, opening, outside = classify(error, "launch"), classify(error, OPEN), classify(error, "")
     assert inside is not None
+    assert opening is not None
     assert outside is not None
-    assert inside[0].blame is FailureKind.ILLEGAL_ACCESS
-    assert outside[0].blame is UnprovenReason.INFRASTRUCTURE
+    assert inside.blame is opening.blame is FailureKind.ILLEGAL_ACCESS
+    assert outside.blame is UnprovenReason.INFRASTRUCTURE
     # the process is spoilt either way
-    assert inside[1] and outside[1]
+    assert inside.sticky and opening.sticky and outside.sticky
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("q has 3 dims"), SystemExit(1), KeyError("plan"), RuntimeError()]
+)
+def test_what_a_route_raises_accuses_it_in_a_launch_and_not_while_it_is_opened(error: BaseException) -> None:
+    launch, opening, closing = (classify(error, step) for step in ("launch", OPEN, "reference/tail: close"))
+    assert launch is not None
+    assert opening is not None
+    assert launch.blame is FailureKind.LAUNCH_ERROR
+    assert launch.detail.startswith(f"raised {type(error).__name__}")
+    assert opening.blame is UnprovenReason.INFRASTRUCTURE
+    assert opening.detail.startswith(f"nothing was launched: {type(error).__name__}")
+    assert closing == launch
+    assert not launch.sticky
+
+
+def test_an_unknown_error_of_the_device_spoils_the_process() -> None:
+    error = RuntimeError("CUDA error: invalid argument")
+    blames = {}
+    for step in ("launch", OPEN, ""):
+        found = classify(error, step)
+        assert found is not None
+        assert found.sticky
+        blames[step] = found.blame
+    infrastructure = UnprovenReason.INFRASTRUCTURE
+    assert blames == {"launch": FailureKind.LAUNCH_ERROR, OPEN: infrastructure, "": infrastructure}
 
 
 def test_parse_fault_takes_the_first_complete_line() -> None:

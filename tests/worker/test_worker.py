@@ -136,11 +136,17 @@ def test_progress_within_steps_is_no_hang_but_the_job_has_its_time(worker: Worke
 def test_a_python_error_leaves_the_child_alive(worker: Worker, name: str) -> None:
     run(worker, jobs.Add(1, 1))
     before = worker.pid
-    outcome = run(worker, jobs.Raise(name, "q has 3 dims, not 4"))
+    outcome = run(worker, jobs.Raise(name, "q has 3 dims, not 4", step=""))
     assert isinstance(outcome, JobError)
     assert outcome.exc_type == name
     assert outcome.message.startswith("q has 3 dims, not 4 (death_jobs.py:")
-    assert (outcome.step, outcome.steps) == ("launch", 1)
+    assert (outcome.step, outcome.steps) == ("", 0)
+    outcome = run(worker, jobs.Raise(name, "q has 3 dims, not 4"))
+    detail = f"raised {name}: q has 3 dims, not 4"
+    assert outcome == Failed(FailureKind.LAUNCH_ERROR, detail, "launch", steps=1)
+    outcome = run(worker, jobs.Raise(name, "q has 3 dims, not 4", step="x: open for 4 rows"))
+    assert isinstance(outcome, Broken)
+    assert outcome.reason is UnprovenReason.INFRASTRUCTURE
     assert run(worker, jobs.Add(1, 1)) == Completed(2)
     assert worker.pid == before
 
@@ -295,13 +301,21 @@ def test_a_child_that_closes_its_pipe_is_ended(worker: Worker, monkeypatch: pyte
     )
 
 
-@pytest.mark.parametrize("die", [True, False])
-def test_what_a_job_started_goes_with_it(worker: Worker, die: bool) -> None:
-    pids: list[int] = []
-    outcome = run(worker, jobs.StartGrandchild(die), on_event=pids.append, step_timeout_s=0.5)
-    assert isinstance(outcome, Failed)
-    assert len(pids) == 1
-    assert gone(pids[0])
+@pytest.mark.parametrize("how", ["same", "session", "daemon"])
+@pytest.mark.parametrize("end", ["die", "hang", "return"])
+def test_what_a_job_started_goes_with_it(how: str, end: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with Worker("cpu") as other, Worker("cpu") as worker:
+        others: list[int] = []
+        run(other, jobs.StartGrandchild("return", how), on_event=others.append)
+        pids: list[int] = []
+        outcome = run(worker, jobs.StartGrandchild(end, how), on_event=pids.append, step_timeout_s=0.5)
+        assert isinstance(outcome, Completed if end == "return" else Failed)
+        worker.close()
+        assert len(pids) == len(others) == (1 if how == "daemon" else 2)
+        assert all(gone(pid) for pid in pids)
+        assert not any(gone(pid, 0.05) for pid in others)
+    assert all(gone(pid) for pid in others)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_child_from_inside(worker: Worker) -> None:

@@ -24,7 +24,8 @@ class Trial:
     Attributes:
         kv_lens: total KV lengths over which the check spreads its own; the column's KV rows' ends up to
             max_context.
-        pad_value: ``seq_lens`` of a padded row in the engine (SGLang: 1; with q_len added where it does).
+        pad_value: ``seq_lens`` of a padded row in the engine (SGLang: 1; with q_len added where it does); the
+            column's, since a proof holds for no other.
         interval: batch sizes that the proof must cover (``column.interval``), or None.
         device: torch device string.
         launched: called just before each launch with a short description, and with "" after it. The worker
@@ -41,6 +42,10 @@ class Trial:
     launched: Callable[[str], None]
     pad_value: int = 1
     slack: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pad_value != self.column.pad_value:
+            raise ValueError(f"pad_value {self.pad_value} is not the column's {self.column.pad_value}")
 
 
 class Check(Protocol):

@@ -54,9 +54,9 @@ def _device(gpu: str | None) -> list[dict[str, Any]]:
     from autotune.space.space import load_profile
 
     try:
-        facts = require(load_profile(gpu).device) if gpu else collect()
+        facts = require(load_profile(gpu).device) if gpu else collect(threads=1)
     except HardwareError as error:
-        return [_finding("device", False, str(error), facts=collect("cpu").to_dict())]
+        return [_finding("device", False, str(error), facts=collect("cpu", threads=1).to_dict())]
     matching = [name for name in profiles() if load_profile(name).device.matches(facts)]
     found = [_finding("device", True, present(facts), facts=facts.to_dict())]
     for part in (facts.hardware, facts.software, facts.informative):

@@ -149,9 +149,9 @@ def _facts(word: str, loaded: RoutingTable) -> Facts | Path:
         return loaded.facts
     if word == "here":
         try:
-            return collect(loaded.facts.device)
+            return collect(loaded.facts.device, threads=1)  # as of an engine with one torch thread
         except NoDevice:
-            return collect()  # another machine: the router says so
+            return collect(threads=1)  # another machine: the router says so
     path = Path(word)
     if not path.is_file():
         raise CliError(

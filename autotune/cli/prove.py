@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -22,7 +23,10 @@ def command(
         typer.Option("--check", metavar="CHECK", help="One check; all of the column's if left out."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the operands.")] = 0,
-    pad_value: Annotated[int, typer.Option("--pad-value", min=0, help="KV length of padded rows.")] = 1,
+    pad_value: Annotated[
+        int | None,
+        typer.Option("--pad-value", min=0, help="KV length of padded rows; the column's if left out."),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option("--device", metavar="cpu|cuda", help="Where to run; the GPU, if there is one."),
@@ -44,9 +48,8 @@ def command(
 
     try:
         asked = Column.from_dict(json_module.loads(column))
-        for name in ("q_len", "batch_size", "max_context"):
-            if not isinstance(getattr(asked, name), int):
-                raise TypeError(f"{name} is no integer")
+        if pad_value is not None:
+            asked = replace(asked, pad_value=pad_value)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CliError(
             f"--column is not a stored column: {type(error).__name__}: {error}", Exit.USAGE
@@ -54,7 +57,7 @@ def command(
     lens = _lens(kv_lens, asked.max_context)
     try:
         child_route(route)
-        facts = collect(device)
+        facts = collect(device, threads=1)
         arena_kind = default_kind(facts.device)
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error
@@ -72,7 +75,7 @@ def command(
                 seed=seed,
                 device=device,
                 arena_kind=arena_kind,
-                pad_value=pad_value,
+                pad_value=asked.pad_value,
             )
             results.append(prove(worker, job))
             if not json:

@@ -33,12 +33,16 @@ SOFTWARE_KEYS = {
     "cuda": ("flashinfer", "flashinfer_commit", "cubins", "cuda", "driver"),
 }
 
+# Where None is knowledge: "not installed". Everywhere else it is "not known".
+MAY_BE_ABSENT = frozenset({"flashinfer", "flashinfer_commit", "cubins"})
+
 
 @dataclass(frozen=True)
 class Facts:
     """What ``hardware.collect()`` found, or what a table was measured on.
 
-    ``device`` is ``cpu`` or ``cuda``. ``informative`` facts never decide anything.
+    ``device`` is ``cpu`` or ``cuda``. ``informative`` facts never decide anything. A fact that could not be
+    found out is None.
     """
 
     device: str
@@ -77,15 +81,34 @@ class Facts:
         )
 
 
+def unknown(facts: Facts) -> list[str]:
+    """Binding facts that are absent or None, as ``hardware.power_limit_w``: with one of them no table opens.
+
+    None says "not installed" of FlashInfer and of its cubins, and of a commit only where FlashInfer itself is
+    not installed: an installed one has a commit, known or not.
+    """
+    found = []
+    for name, keys, values in (
+        ("hardware", HARDWARE_KEYS, facts.hardware),
+        ("software", SOFTWARE_KEYS, facts.software),
+    ):
+        for key in keys.get(facts.device, ()):
+            absent = key in MAY_BE_ABSENT and (key != "flashinfer_commit" or values.get("flashinfer") is None)
+            if key not in values or (values[key] is None and not absent):
+                found.append(f"{name}.{key}")
+    return found
+
+
 def mismatches(table: Facts, here: Facts) -> list[str]:
     """Every binding fact that is absent or differs, as ``"driver: table 580.1, here 581.0"``; [] if none.
 
-    A fact missing on either side is a mismatch: absence of knowledge never opens a table. Types count:
-    ``1`` and ``True`` and ``"1"`` are different facts.
+    A fact that either side does not know (:func:`unknown`) is a mismatch, also where neither does: absence
+    of knowledge never opens a table. Types count: ``1`` and ``True`` and ``"1"`` are different facts.
     """
     if table.device != here.device:
         return [f"device: table {table.device}, here {here.device}"]
     found = []
+    not_in_table, not_here = set(unknown(table)), set(unknown(here))
     for name, keys, wanted, seen in (
         ("hardware", HARDWARE_KEYS, table.hardware, here.hardware),
         ("software", SOFTWARE_KEYS, table.software, here.software),
@@ -93,10 +116,11 @@ def mismatches(table: Facts, here: Facts) -> list[str]:
         if table.device not in keys:
             return [f"device: {table.device!r} is unknown"]
         for key in keys[table.device]:
-            if key not in wanted:
-                found.append(f"{name}.{key}: missing in the table")
-            elif key not in seen:
-                found.append(f"{name}.{key}: not known here")
+            fact = f"{name}.{key}"
+            if fact in not_in_table:
+                found.append(f"{fact}: not known in the table{' nor here' if fact in not_here else ''}")
+            elif fact in not_here:
+                found.append(f"{fact}: not known here")
             elif wanted[key] != seen[key] or type(wanted[key]) is not type(seen[key]):
                 found.append(f"{name}.{key}: table {wanted[key]!r}, here {seen[key]!r}")
         foreign = sorted(set(wanted) - set(keys[table.device]))

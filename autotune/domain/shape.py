@@ -29,6 +29,11 @@ class Mask(str, Enum):
     CAUSAL = "causal"
 
 
+def is_integer(value: object) -> bool:
+    """Whether ``value`` is an integer and no truth value: ``False`` equals 0 and means something else."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
     """Heads and layout that one rank sees; what a kernel is compiled or chosen for.
@@ -52,19 +57,19 @@ class Shape:
     mask: str = Mask.CAUSAL.value
 
     def __post_init__(self) -> None:
-        if self.head_dim_vo == 0:
+        if is_integer(self.head_dim_vo) and self.head_dim_vo == 0:
             object.__setattr__(self, "head_dim_vo", self.head_dim)
         for name in ("num_qo_heads", "num_kv_heads", "head_dim", "page_size", "head_dim_vo"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            if not is_integer(value) or value <= 0:
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
         if self.num_qo_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_qo_heads {self.num_qo_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
             )
-        if not isinstance(self.window_left, int) or self.window_left < -1:
+        if not is_integer(self.window_left) or self.window_left < -1:
             raise ValueError(f"window_left must be -1 (none) or a token count, not {self.window_left!r}")
-        if not self.soft_cap >= 0.0:
+        if isinstance(self.soft_cap, bool) or not self.soft_cap >= 0.0:
             raise ValueError(f"soft_cap must be 0.0 (none) or positive, not {self.soft_cap!r}")
         object.__setattr__(self, "soft_cap", float(self.soft_cap))
         if not isinstance(self.sinks, bool):

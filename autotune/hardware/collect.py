@@ -67,7 +67,7 @@ def _cuda_facts(index: int) -> Facts:
     )
 
 
-def collect(device: str | None = None, *, threads: int = 1) -> Facts:
+def collect(device: str | None = None, *, threads: int | None = None) -> Facts:
     """The facts of one device of this machine.
 
     CUDA is asked in a short-lived process, so that this one may still fork workers; a process that
@@ -75,7 +75,8 @@ def collect(device: str | None = None, *, threads: int = 1) -> Facts:
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1``; None takes the first CUDA device, else the CPU.
-        threads: torch's intra-op threads on the CPU, as the tuner pins them.
+        threads: torch's intra-op threads on the CPU, where another process has them (the tuner pins one in
+            its children). None looks: those of this process, not known where torch is not imported.
 
     Raises:
         ValueError: ``device`` is none of these.

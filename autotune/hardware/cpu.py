@@ -134,13 +134,22 @@ def informative() -> dict[str, Scalar]:
     }
 
 
-def cpu_facts(threads: int = 1) -> Facts:
+def torch_threads() -> int | None:
+    """torch's intra-op threads in this process; None (not known) where torch is not imported."""
+    torch = sys.modules.get("torch")
+    asked = getattr(torch, "get_num_threads", None)  # absent while torch is still being imported
+    return int(asked()) if asked is not None else None
+
+
+def cpu_facts(threads: int | None = None) -> Facts:
     """The facts of this machine's CPU.
 
     Args:
-        threads: torch's intra-op threads while measuring; the tuner pins one, since two with a busy
-            neighbour stall for milliseconds.
+        threads: torch's intra-op threads in the process that calls the kernels; None: those of this process.
+            The tuner pins one, since two with a busy neighbour stall for milliseconds.
     """
+    if threads is None:
+        threads = torch_threads()
     try:
         cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace")
     except OSError:  # macOS, or a sandbox

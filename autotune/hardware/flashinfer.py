@@ -12,6 +12,9 @@ from pathlib import Path
 from autotune.domain.fingerprint import Scalar
 from autotune.hardware.cpu import literals
 
+# A source tree on sys.path that was never built: there, and nothing says which one it is.
+UNVERSIONED = "0.0.0+unknown"
+
 
 def package_folder(name: str) -> Path | None:
     """Folder of an installed top-level package; None if there is none."""
@@ -86,7 +89,11 @@ def cubins() -> str | None:
 
 
 def flashinfer_facts() -> dict[str, Scalar]:
-    """``flashinfer``, ``flashinfer_commit`` and ``cubins`` of ``domain.fingerprint``; None where unknown."""
+    """``flashinfer``, ``flashinfer_commit`` and ``cubins`` of ``domain.fingerprint``.
+
+    ``flashinfer`` is None where it is not installed and nowhere else; a commit that is None beside a version
+    is not known.
+    """
     package = package_folder("flashinfer")
     if package is None:
         return {"flashinfer": None, "flashinfer_commit": None, "cubins": None}
@@ -97,7 +104,7 @@ def flashinfer_facts() -> dict[str, Scalar]:
         try:
             version = importlib.metadata.version("flashinfer-python")
         except importlib.metadata.PackageNotFoundError:
-            version = None
+            version = UNVERSIONED
     return {
         "flashinfer": version,
         # a source checkout without git writes "unknown"

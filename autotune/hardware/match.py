@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from autotune.domain.fingerprint import Facts
     from autotune.hardware.profile import DeviceProfile
 
+# As the tuner's children have them; this process need not have imported torch.
+PINNED_THREADS = 1
+
 # Commands that need no such device.
 ELSEWHERE = ("plan", "show", "explain", "export")
 
@@ -38,7 +41,7 @@ def present(facts: Facts | None = None) -> str:
     """
     if facts is not None and facts.device == "cuda":
         return describe(facts)
-    here = _cpu(facts if facts is not None else cpu.cpu_facts())
+    here = _cpu(facts if facts is not None else cpu.cpu_facts(PINNED_THREADS))
     if not has_nvidia_device():
         return f"no CUDA device; {here}"
     try:
@@ -48,7 +51,7 @@ def present(facts: Facts | None = None) -> str:
 
 
 def require(profile: DeviceProfile, facts: Facts | None = None) -> Facts:
-    """The facts of the device that ``profile`` names.
+    """The facts of the device that ``profile`` names, as the tuner measures on it (one CPU thread).
 
     Only kind, name and compute capability can refuse; a power limit or a count of SMs that differs is
     another fingerprint, not another machine.
@@ -64,9 +67,9 @@ def require(profile: DeviceProfile, facts: Facts | None = None) -> Facts:
         try:
             if profile.kind == "cuda" and not has_nvidia_device():  # torch takes seconds to find out
                 raise NoDevice("no NVIDIA device")
-            facts = collect(profile.kind)
+            facts = collect(profile.kind, threads=PINNED_THREADS)
         except NoDevice:
-            facts = cpu.cpu_facts()
+            facts = cpu.cpu_facts(PINNED_THREADS)
     if profile.matches(facts):
         return facts
     works = f"{', '.join(f'`{name}`' for name in ELSEWHERE[:-1])} and `{ELSEWHERE[-1]}`"

@@ -39,12 +39,12 @@ class Asked:
 
 
 def distinct(columns: Sequence[Column]) -> list[Column]:
-    """Columns that can differ in their modules: batch and context never do, so they become the smallest."""
+    """Columns that can differ in their modules: batch, context and padding never do: the smallest."""
     seen: dict[tuple[Any, ...], Column] = {}
     for column in columns:
         key = (column.shape, column.dtypes, column.q_len)
         context = -(-column.q_len // column.shape.page_size) * column.shape.page_size
-        seen.setdefault(key, replace(column, batch_size=1, max_context=context, interval=None))
+        seen.setdefault(key, replace(column, batch_size=1, max_context=context, interval=None, pad_value=1))
     return list(seen.values())
 
 

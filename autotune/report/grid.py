@@ -36,8 +36,8 @@ def table_text(table: RoutingTable) -> RenderableType:
         Text(f"{software}", style="dim"),
         Text(
             f"engine {policy.engine}, stock {policy.stock}, objective {policy.objective}, margin "
-            f"{policy.margin:g}, any false claim <= {policy.any_false_claim:g}; {table.generated.by}, "
-            f"{table.generated.at}",
+            f"{policy.margin:g}, pad {policy.pad_value}, any false claim <= {policy.any_false_claim:g}; "
+            f"{table.generated.by}, {table.generated.at}",
             style="dim",
         ),
     ]

@@ -24,6 +24,7 @@ class Why:
     INACTIVE = "router_inactive"
     BAD_INPUT = "bad_input"
     SHAPE = "shape_not_in_table"
+    PAD_VALUE = "pad_value_not_proven"
     MAX_CONTEXT = "max_context_not_proven"
     Q_LEN = "q_len_not_in_table"
     BATCH_SIZE = "batch_size_not_proven"

@@ -95,6 +95,7 @@ class Router:
         *,
         max_context: int,
         attests: Iterable[str] = frozenset(),
+        pad_value: int | None = None,
     ) -> Bound:
         """Prebuild the answers for one attention layer kind. Call once, outside the hot path.
 
@@ -103,9 +104,11 @@ class Router:
             dtypes: what the engine holds: q, KV cache and output.
             max_context: the engine's maximum context in tokens; must lie within the proven one.
             attests: requirements that the engine guarantees, such as ``finite_pool``.
+            pad_value: KV length of the rows with which the engine pads a batch; must be the table's. None
+                leaves it to the table's engine (``table.policy``), whose own it is.
         """
         try:
-            return self._bind(shape, dtypes, max_context, attests)
+            return self._bind(shape, dtypes, max_context, attests, pad_value)
         except Exception as error:
             return self._always(Why.BAD_INPUT, _line(error))
 
@@ -118,24 +121,40 @@ class Router:
         q_len: int,
         max_kv_len: int | None = None,
         attests: Iterable[str] = frozenset(),
+        pad_value: int | None = None,
     ) -> Explanation:
         """What :meth:`bind` and ``route`` would answer, with the reason and the proof."""
-        bound = self.bind(shape, dtypes, max_context=max_context, attests=attests)
+        bound = self.bind(shape, dtypes, max_context=max_context, attests=attests, pad_value=pad_value)
         return bound.explain(batch_size, q_len, max_kv_len)
 
-    def _bind(self, shape: ShapeLike, dtypes: DTypesLike, max_context: int, attests: Iterable[str]) -> Bound:
+    def _bind(
+        self,
+        shape: ShapeLike,
+        dtypes: DTypesLike,
+        max_context: int,
+        attests: Iterable[str],
+        pad_value: int | None,
+    ) -> Bound:
         if self._table is None or not self._status.active:
             return self._always(Why.INACTIVE, self._status.reason)
         shape, dtypes = _shape(shape), _dtypes(dtypes)
         context = as_integer(max_context)
         if context is None or context < 1:
             raise ValueError(f"max_context must be a positive integer, not {_text(max_context)}")
+        pad = None if pad_value is None else as_integer(pad_value)
+        if pad_value is not None and (pad is None or pad < 0):
+            raise ValueError(f"pad_value must be None or a KV length in tokens, not {_text(pad_value)}")
         known = self._entries.get((shape, dtypes))
         if known is None:
             return self._always(Why.SHAPE, f"no entry for {shape} {dtypes}")
         # Entries of one shape may differ in fallback; where they do, only the caller's own word is safe.
         names = {entry.fallback for entry in known}
         fallback = names.pop() if len(names) == 1 else self._fallback
+        proven_pad = self._table.policy.pad_value
+        if pad is not None and pad != proven_pad:
+            engine = self._table.policy.engine
+            detail = f"padded rows of length {pad}; proven is {proven_pad}, with which engine {engine} pads"
+            return self._always(Why.PAD_VALUE, detail, fallback)
         within = _narrowest(known, context)
         if not within:
             proven = max(entry.max_context for entry in known)

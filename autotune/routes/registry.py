@@ -2,18 +2,19 @@
 
 A package adds routes through the entry-point group ``autotune.routes``; ours need no entry point, so that a
 source checkout works uninstalled. What cannot be loaded is recorded (:func:`load_errors`) and skipped: a
-foreign package must not be able to stop a run. Importing this module imports neither torch nor a route.
+foreign package must not be able to stop a run, nor to say one thing of itself now and another later
+(``routes.foreign``). Importing this module imports neither torch nor a route; asking for the CUDA routes
+imports neither torch nor FlashInfer: their sessions do, when they are opened.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.domain.route_name import RESERVED_WORDS, RULE, is_route_name
 
@@ -155,42 +156,14 @@ def _route(point: EntryPoint) -> Route:
         made = point.load()()
     except (Exception, SystemExit) as error:  # whatever a foreign module does when it is imported
         raise _SkippedError(f"it cannot be loaded: {_one_line(error)}") from error
+    from autotune.routes.foreign import Misfit, examine
+
     try:
-        problem = _misfit(made, point.name)
+        return examine(made, point.name)
+    except Misfit as refusal:
+        raise _SkippedError(str(refusal)) from None
     except Exception as error:  # a property of a foreign object
         raise _SkippedError(f"it cannot be asked what it is: {_one_line(error)}") from error
-    if problem:
-        raise _SkippedError(problem)
-    route: Route = made
-    return route
-
-
-def _misfit(made: Any, name: str) -> str | None:
-    """What keeps ``made`` from being a route, or None."""
-    from autotune.routes.base import Capture, Family, Need
-
-    for attribute in ("name", "family", "capture", "needs", "deterministic", "version", "supports", "open"):
-        if not hasattr(made, attribute):
-            return f"it has no {attribute!r}, which a route must have"
-    if made.name != name:
-        return f"the route calls itself {made.name!r}; entry point and route must agree"
-    for attribute, kind in (("family", Family), ("capture", Capture), ("deterministic", bool)):
-        if not isinstance(getattr(made, attribute), kind):
-            return f"{attribute} is {getattr(made, attribute)!r}, not a {kind.__name__}"
-    if not isinstance(made.version, int) or isinstance(made.version, bool):
-        return f"version is {made.version!r}, not an integer"
-    if not isinstance(made.needs, frozenset) or not all(isinstance(need, Need) for need in made.needs):
-        return f"needs is {made.needs!r}, not a frozenset of Need"
-    for method in ("supports", "open"):
-        if not callable(getattr(made, method)):
-            return f"{method} is not a method"
-        try:
-            inspect.signature(getattr(made, method)).bind(None, None)
-        except TypeError:
-            return f"{method} does not take two arguments"
-        except ValueError:  # a builtin without a signature
-            continue
-    return None
 
 
 def _source(point: EntryPoint) -> str:

@@ -206,10 +206,15 @@ def expand(space: Space, engine: Engine) -> Grid:
     dtypes, q_len, batch sizes, KV rows.
 
     Raises:
-        SpaceError: the engine has no profile for the device, or nothing is left below max_context.
+        SpaceError: the engine has no profile for the device, pads past max_context, or nothing is left below
+            max_context.
     """
     place = engine.on(space.device.architecture)
     max_context = space.max_context or engine.max_context
+    if engine.pad_value > max_context:
+        raise SpaceError(
+            f"engine {engine.name}: pad_value {engine.pad_value} lies past max_context {max_context}"
+        )
     batches = space.batch_size or engine.capture_sizes
     shared: dict[Shape, list[ModelUse]] = {}
     for use in space.uses():
@@ -236,7 +241,7 @@ def expand(space: Space, engine: Engine) -> Grid:
                         max_context=max_context,
                         uses=tuple(uses),
                         columns=tuple(
-                            Column(shape, dtypes, q_len, size, max_context, interval)
+                            Column(shape, dtypes, q_len, size, max_context, interval, engine.pad_value)
                             for size, interval in sizes
                         ),
                         rows=rows,

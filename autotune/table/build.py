@@ -104,11 +104,18 @@ def build_table(
         families: ``decode`` or ``context`` per route name; more routes than the table names will do.
 
     Raises:
-        ValueError: cells contradict each other (see :func:`build_entries`).
+        ValueError: cells contradict each other (see :func:`build_entries`), or were proven with another pad
+            value than ``policy`` states.
         TableError: anything else inconsistent, such as a route without a family.
     """
     legend = build_legend(cell.decision.route for cell in cells if cell.decision.route)
     entries = build_entries(cells)
+    for cell in cells:
+        if cell.cell.column.pad_value != policy.pad_value:
+            raise ValueError(
+                f"{cell.cell}: proven with pad_value {cell.cell.column.pad_value}; "
+                f"engine {policy.engine} pads with {policy.pad_value}"
+            )
     named = {name for letter, name in legend.items() if letter not in RESERVED}
     named |= {entry.fallback for entry in entries} | {policy.stock or ""}
     table = apply_quarantine(
@@ -134,8 +141,11 @@ def build_entries(cells: Sequence[DecidedCell]) -> tuple[Entry, ...]:
     whose ends were not both captured is left out: nothing could be claimed there.
 
     Raises:
-        ValueError: two cells of one column overlap, or two fallbacks are given for one batch size.
+        ValueError: two cells of one column overlap, two fallbacks are given for one batch size, or cells of
+            engines that pad differently are mixed: a table has one pad value.
     """
+    if len(pads := sorted({cell.cell.column.pad_value for cell in cells})) > 1:
+        raise ValueError(f"cells proven with pad_value {pads[0]} and {pads[1]} cannot share a table")
     legend = build_legend(cell.decision.route for cell in cells if cell.decision.route)
     letter_of = {name: letter for letter, name in legend.items() if letter not in RESERVED}
     groups: dict[_Key, _Group] = {}

@@ -82,6 +82,7 @@ def dump_table(table: RoutingTable) -> bytes:
                 margin=float(table.policy.margin),
                 tau=float(table.policy.tau),
                 any_false_claim=float(table.policy.any_false_claim),
+                pad_value=table.policy.pad_value,
             ),
             legend=_legend(table.legend),
             families=_Line(sorted(table.families.items())),

@@ -37,7 +37,8 @@ class Policy(NamedTuple):
     """How decisions were made. ``stock`` is what the engine calls by itself, None if nothing.
 
     ``margin`` and ``tau`` are relative (0.02 is 2 %); ``any_false_claim`` is the chance that any
-    "faster" in the table is false.
+    "faster" in the table is false. ``pad_value`` is the KV length of the engine's padded rows, with which
+    every proof of the table was made.
     """
 
     engine: str
@@ -46,6 +47,7 @@ class Policy(NamedTuple):
     margin: float
     tau: float
     any_false_claim: float
+    pad_value: int = 1
 
 
 class Row(NamedTuple):

@@ -115,7 +115,7 @@ def _generated_and_facts(top: Raw) -> tuple[Generated, Facts]:
 
 
 def _policy(raw: object) -> Policy:
-    keys = ("engine", "stock", "objective", "margin", "tau", "any_false_claim")
+    keys = ("engine", "stock", "objective", "margin", "tau", "any_false_claim", "pad_value")
     data = _mapping(raw, "policy", keys)
     return Policy(
         engine=_text(data["engine"], "policy.engine"),
@@ -124,6 +124,7 @@ def _policy(raw: object) -> Policy:
         margin=_number(data["margin"], "policy.margin"),
         tau=_number(data["tau"], "policy.tau"),
         any_false_claim=_number(data["any_false_claim"], "policy.any_false_claim"),
+        pad_value=_integer(data["pad_value"], "policy.pad_value"),
     )
 
 

@@ -101,6 +101,8 @@ def _policy(table: RoutingTable) -> None:
             raise TableError(f"policy.{name}", f"must be in [0, 1), not {getattr(policy, name)}")
     if not 0.0 < policy.any_false_claim < 1.0:
         raise TableError("policy.any_false_claim", f"must be in (0, 1), not {policy.any_false_claim}")
+    if type(policy.pad_value) is not int or not 0 <= policy.pad_value <= _LARGEST:
+        raise TableError("policy.pad_value", f"must be a KV length in tokens, not {show(policy.pad_value)}")
 
 
 def _legend(legend: Mapping[str, str]) -> None:

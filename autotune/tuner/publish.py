@@ -127,6 +127,7 @@ def build(run: OpenedRun) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
             margin=study.margin,
             tau=0.0,
             any_false_claim=ALPHA,
+            pad_value=target.pad_value,
         ),
         families={name: route.family.value for name, route in run.judge.routes.items()},
         unsafe=accusations(run),

@@ -121,7 +121,7 @@ def run_selftest(
         ValueError: there are no planted kernels for this device.
         WorkerError: no child can be had.
     """
-    facts = collect(device) if facts is None else facts
+    facts = collect(device, threads=1) if facts is None else facts
     results: list[ControlResult] = []
     for control in chosen(device, only, skip):
         if control.needs is not None and not facts.software.get(control.needs):

@@ -10,6 +10,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def _make_trial() -> MakeTrial:
     ) -> Trial:
         return Trial(
             route=route,
-            column=column,
+            column=replace(column, pad_value=pad_value),
             facts=FACTS,
             kv_lens=kv_lens,
             seed=seed,

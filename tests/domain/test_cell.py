@@ -27,6 +27,7 @@ COLUMNS = st.builds(
     batch_size=st.integers(2, 7),
     max_context=st.integers(64, 1 << 17),
     interval=st.sampled_from([None, (1, 8)]),
+    pad_value=st.integers(0, 3),
 )
 
 
@@ -65,6 +66,13 @@ def test_an_id_is_the_same_on_every_machine() -> None:
         ({"batch_size": True}, "batch_size must be a positive integer"),
         ({"q_len": 9, "max_context": 8}, "exceeds max_context"),
         ({"interval": (2, 4)}, "not inside the interval"),
+        ({"interval": (True, 4)}, "interval must be two integers"),
+        ({"interval": (1, 3, 4)}, "interval must be two integers"),
+        ({"max_context": True, "q_len": 1}, "max_context must be a positive integer"),
+        ({"pad_value": -1}, "pad_value must be an integer in 0..4096"),
+        ({"pad_value": 4097}, "pad_value must be an integer in 0..4096"),
+        ({"pad_value": False}, "pad_value must be an integer in 0..4096, not False"),
+        ({"pad_value": None}, "pad_value must be an integer"),
     ],
 )
 def test_a_column_refuses_nonsense(changes: dict[str, object], message: str) -> None:
@@ -76,6 +84,20 @@ def test_a_column_refuses_nonsense(changes: dict[str, object], message: str) -> 
 def test_a_cell_lies_between_q_len_and_max_context(low: int, high: int) -> None:
     with pytest.raises(ValueError, match="kv interval"):
         Cell(column(), low, high)
+
+
+@pytest.mark.parametrize(("low", "high"), [(True, 256), (1, True), (1.0, 256)])
+def test_a_cell_takes_integers_only(low: int, high: int) -> None:
+    with pytest.raises(ValueError, match=r"kv_(low|high) must be an integer"):
+        Cell(column(q_len=1), low, high)
+
+
+def test_the_pad_value_is_part_of_the_identity_and_the_usual_one_is_not_written() -> None:
+    zero = column(pad_value=0)
+    assert zero.id != column().id == column(pad_value=1).id
+    assert "pad_value" not in column().to_dict()
+    assert Column.from_dict(zero.to_dict()) == zero
+    assert str(zero) == f"{column()} pad 0"
 
 
 def test_table_width_covers_max_context() -> None:
@@ -90,6 +112,10 @@ def test_table_width_covers_max_context() -> None:
         ({"num_qo_heads": 0}, "positive"),
         ({"kv_layout": "sideways"}, "sideways"),
         ({"window_left": -2}, "window_left"),
+        ({"window_left": False}, "window_left"),
+        ({"head_dim_vo": False}, "head_dim_vo"),
+        ({"page_size": True}, "page_size"),
+        ({"soft_cap": False}, "soft_cap"),
         ({"soft_cap": float("nan")}, "soft_cap"),
         ({"sinks": 1}, "sinks"),
     ],

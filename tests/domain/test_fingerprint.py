@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.domain.fingerprint import HARDWARE_KEYS, SOFTWARE_KEYS, Facts, Scalar, mismatches
+from autotune.domain.fingerprint import HARDWARE_KEYS, SOFTWARE_KEYS, Facts, Scalar, mismatches, unknown
 
 
 def facts(device: str) -> Facts:
@@ -43,6 +43,37 @@ def test_a_fact_of_another_type_is_another_fact(a: Scalar, b: Scalar) -> None:
     right = facts("cpu").to_dict()
     left["hardware"]["cores"], right["hardware"]["cores"] = a, b
     assert mismatches(Facts.from_dict(left), Facts.from_dict(right))
+
+
+def with_software(**changes: Scalar) -> Facts:
+    data = facts("cuda").to_dict()
+    data["software"].update(changes)
+    return Facts.from_dict(data)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_unknown_does_not_equal_unknown(device: str) -> None:
+    for part, keys in (("hardware", HARDWARE_KEYS[device]), ("software", SOFTWARE_KEYS[device])):
+        for key in set(keys) - {"flashinfer", "cubins"}:
+            data = facts(device).to_dict()
+            data[part][key] = None
+            here = Facts.from_dict(data)
+            assert unknown(here) == [f"{part}.{key}"]
+            assert mismatches(here, here) == [f"{part}.{key}: not known in the table nor here"]
+            assert mismatches(facts(device), here) == [f"{part}.{key}: not known here"]
+            assert mismatches(here, facts(device)) == [f"{part}.{key}: not known in the table"]
+
+
+def test_what_is_not_installed_is_known() -> None:
+    without_cubins = with_software(cubins=None)
+    without = with_software(cubins=None, flashinfer=None, flashinfer_commit=None)
+    for here in (without_cubins, without):
+        assert unknown(here) == []
+        assert mismatches(here, here) == []
+    assert mismatches(without, without_cubins)
+    # a FlashInfer that is there has a commit: None beside a version is not known
+    here = with_software(flashinfer_commit=None)
+    assert mismatches(here, here) == ["software.flashinfer_commit: not known in the table nor here"]
 
 
 def test_a_table_cannot_bring_facts_of_its_own() -> None:

@@ -27,16 +27,39 @@ CPU part\t: 0xd4f
 
 
 def test_cpu_facts_have_exactly_the_binding_keys() -> None:
-    facts = collect("cpu")
+    facts = collect("cpu", threads=1)
     assert facts.device == "cpu"
     assert tuple(facts.hardware) == HARDWARE_KEYS["cpu"]
     assert tuple(facts.software) == SOFTWARE_KEYS["cpu"]
     assert facts.hardware["threads"] == 1
     assert isinstance(facts.hardware["name"], str)
     assert facts.hardware["name"]
-    assert mismatches(facts, collect("cpu")) == []
+    assert mismatches(facts, collect("cpu", threads=1)) == []
     assert Facts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
     assert facts.informative["python"] == platform.python_version()
+
+
+def test_threads_are_looked_at_and_not_assumed() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 1):
+            torch.set_num_threads(threads)
+            assert collect("cpu").hardware["threads"] == threads
+            assert collect("cpu", threads=1).hardware["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_are_not_known_where_torch_is_not_imported() -> None:
+    code = (
+        "import sys; from autotune.hardware import collect; "
+        "assert collect('cpu').hardware['threads'] is None; "
+        "assert collect('cpu', threads=1).hardware['threads'] == 1; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_torch_is_known_without_its_import() -> None:
@@ -262,7 +285,9 @@ def test_flashinfer_is_read_and_not_imported(packages: Path) -> None:
     facts = flashinfer.flashinfer_facts()
     assert facts == {"flashinfer": "0.7.2", "flashinfer_commit": "d84335d8", "cubins": None}
     (packages / "flashinfer" / "_build_meta.py").write_text('__git_commit__ = "unknown"\n')
-    assert flashinfer.flashinfer_facts()["flashinfer_commit"] is None
+    facts = flashinfer.flashinfer_facts()
+    assert facts["flashinfer_commit"] is None
+    assert facts["flashinfer"] is not None  # None would say that it is not installed
 
 
 def test_only_the_pinned_cubins_count(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,6 +181,23 @@ def test_max_context() -> None:
     assert whole(np.int64(4096)).route(2, 4, 100) == SPLIT
 
 
+def test_an_engine_that_pads_otherwise_gets_the_fallback() -> None:
+    router = router_of(samples.sample())
+
+    def bound(pad_value: Any) -> Bound:
+        return router.bind(SHAPE, DTYPES, max_context=4096, pad_value=pad_value)
+
+    for same in (None, 1, np.int32(1)):
+        assert bound(same).route(2, 4, 100) == SPLIT
+    for other in (0, 2):
+        assert bound(other).route(2, 4, 100) == FALLBACK
+        found = router.explain(SHAPE, DTYPES, 4096, 2, 4, 100, pad_value=other)
+        assert (found.answer, found.why) == (FALLBACK, "pad_value_not_proven")
+        assert f"padded rows of length {other}; proven is 1" in found.detail
+    for odd in (True, -1, "1", 1.0, torch.tensor(1)):
+        assert bound(odd).explain(2, 4, 100).why == "bad_input"
+
+
 def test_the_least_proven_max_context_that_holds_the_engines() -> None:
     cells = [decided(1, (4, 1024), FASTER, max_context=1024), decided(1, ALL, samples.SLOWER)]
     assert bound_of(cells, 1024).route(1, 4, 100) == SPLIT

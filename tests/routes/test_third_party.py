@@ -19,6 +19,7 @@ from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
 from autotune.routes import registry
 from autotune.routes.base import Route
+from autotune.routes.foreign import ForeignRoute
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -74,7 +75,8 @@ def test_the_template_is_found_beside_ours(installed: str) -> None:
     assert {"torch-sdpa", "torch-splitkv", installed} <= set(registry.routes("cpu"))
     route = registry.get(installed)
     assert isinstance(route, Route)
-    assert type(route).__module__ == PACKAGE
+    assert isinstance(route, ForeignRoute)
+    assert type(route.made).__module__ == PACKAGE
 
 
 def test_it_says_what_it_does_not_support(installed: str) -> None:

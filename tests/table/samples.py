@@ -71,9 +71,10 @@ def decided(
     max_context: int = 4096,
     fallback: str = FALLBACK,
     requires: tuple[str, ...] = (),
+    pad_value: int = 1,
 ) -> DecidedCell:
     """One decided cell with a plausible proof behind a route."""
-    column = Column(shape, dtypes, q_len, batch, max_context, interval)
+    column = Column(shape, dtypes, q_len, batch, max_context, interval, pad_value)
     verdict = Verdict(Status.SAFE, launches=100, checks=9, worst_error=0.004, requires=requires)
     return DecidedCell(
         Cell(column, *kv),
@@ -91,13 +92,14 @@ def table_of(
     facts: Facts = FACTS,
     unsafe: Iterable[Unsafe] = (),
     quarantine: Iterable[Quarantine] = (),
+    policy: Policy = POLICY,
 ) -> RoutingTable:
     """A table of these cells."""
     return build_table(
         cells,
         facts=facts,
         generated=GENERATED,
-        policy=POLICY,
+        policy=policy,
         families=FAMILIES,
         unsafe=unsafe,
         quarantine=quarantine,

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from autotune.domain.decision import FALLBACK_LETTERS, Decision, Reason
 from autotune.domain.verdict import FailureKind, Status, Verdict
 from autotune.table.build import DecidedCell, build_entries, build_table
+from autotune.table.dump import dump_table
 from autotune.table.errors import TableError
 from autotune.table.letters import RESERVED, agree, build_legend
+from autotune.table.load import load_table
 from autotune.table.model import Quarantine, RoutingTable
 from autotune.table.quarantine import apply_quarantine
 from autotune.table.validate import validate
@@ -204,6 +206,17 @@ def test_a_route_without_a_family_is_refused() -> None:
             policy=samples.POLICY,
             families={},
         )
+
+
+def test_cells_of_engines_that_pad_differently_share_no_table() -> None:
+    one, zero = (decided(1, (4, 4096), samples.FASTER, pad_value=pad) for pad in (1, 0))
+    other = decided(2, (4, 4096), samples.FASTER, pad_value=0)
+    with pytest.raises(ValueError, match="pad_value 0 and 1 cannot share a table"):
+        build_entries([one, other])
+    with pytest.raises(ValueError, match="proven with pad_value 0; engine generic pads with 1"):
+        samples.table_of([zero])
+    table = samples.table_of([zero], policy=samples.POLICY._replace(pad_value=0))
+    assert load_table(dump_table(table)).policy.pad_value == 0
 
 
 def test_legend_letters_are_stable_and_never_reserved() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from autotune.domain.shape import KvLayout
 from autotune.routes.base import Step
-from autotune.routes.flashinfer.metadata import TORCH
+from autotune.routes.flashinfer.metadata import torch_dtype
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Column
@@ -39,7 +39,7 @@ def example_step(column: Column, kv_lens: tuple[int, ...]) -> tuple[Step, torch.
     pages = 2 * batch * live
     packed = 2 if dtypes.kv == "nvfp4" else 1
     dims = (shape.head_dim // packed, shape.head_dim_vo // packed)
-    k, v = _pool(column, pages, dims, TORCH[dtypes.kv])
+    k, v = _pool(column, pages, dims, torch_dtype(dtypes.kv))
     table = torch.zeros((batch, column.table_width), dtype=torch.int32)
     table[:, :live] = torch.arange(batch * live, dtype=torch.int32).view(batch, live)
     block_scales = None
@@ -48,7 +48,7 @@ def example_step(column: Column, kv_lens: tuple[int, ...]) -> tuple[Step, torch.
         block_scales = _pool(column, pages, scale_dims, torch.float8_e4m3fn)
     rows = batch * column.q_len
     step = Step(
-        q=torch.zeros((rows, shape.num_qo_heads, shape.head_dim), dtype=TORCH[dtypes.q]),
+        q=torch.zeros((rows, shape.num_qo_heads, shape.head_dim), dtype=torch_dtype(dtypes.q)),
         k=k,
         v=v,
         page_table=table,
@@ -62,4 +62,4 @@ def example_step(column: Column, kv_lens: tuple[int, ...]) -> tuple[Step, torch.
         sinks=torch.zeros(shape.num_qo_heads) if shape.sinks else None,
         kv_block_scales=block_scales,
     )
-    return step, torch.zeros((rows, shape.num_qo_heads, shape.head_dim_vo), dtype=TORCH[dtypes.out])
+    return step, torch.zeros((rows, shape.num_qo_heads, shape.head_dim_vo), dtype=torch_dtype(dtypes.out))

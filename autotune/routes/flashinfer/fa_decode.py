@@ -13,7 +13,7 @@ from autotune.routes.contract import ContractError
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
 from autotune.routes.flashinfer.fa_prefill import fa2_unsupported
-from autotune.routes.flashinfer.metadata import TORCH
+from autotune.routes.flashinfer.metadata import torch_dtype
 from autotune.routes.flashinfer.planned import PageLists, PlannedSession
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def plan_call(column: Column, step: Step, lists: PageLists) -> Call:
             "page_size": shape.page_size,
             "window_left": shape.window_left,
             "logits_soft_cap": shape.soft_cap,
-            "q_data_type": TORCH[dtypes.q],
-            "kv_data_type": TORCH[dtypes.kv],
-            "o_data_type": TORCH[dtypes.out],
+            "q_data_type": torch_dtype(dtypes.q),
+            "kv_data_type": torch_dtype(dtypes.kv),
+            "o_data_type": torch_dtype(dtypes.out),
             "sm_scale": float(step.sm_scale),
             "seq_lens": lists.seq_lens,
             "q_len_per_req": step.q_len,
@@ -101,7 +101,7 @@ class Fa2Decode:
 
     def open(self, capacity: Capacity, allocate: Allocate) -> Session:
         """See ``Route.open``."""
-        return _Session(capacity, allocate, TORCH[capacity.column.dtypes.q])
+        return _Session(capacity, allocate, torch_dtype(capacity.column.dtypes.q))
 
 
 class _Session(PlannedSession):

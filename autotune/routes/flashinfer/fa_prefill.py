@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
-from autotune.routes.flashinfer.metadata import TORCH
+from autotune.routes.flashinfer.metadata import torch_dtype
 from autotune.routes.flashinfer.planned import PageLists, PlannedSession
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Allocate, Capacity, Session, Step
@@ -52,6 +52,8 @@ def wrapper_call(
 
 def plan_call(column: Column, step: Step, lists: PageLists, *, q_dtype: str) -> Call:
     """``plan``, with lengths and offsets on the host so that it need not fetch them."""
+    import torch
+
     shape, dtypes = column.shape, column.dtypes
     qo_indptr = torch.arange(step.batch_size + 1, dtype=torch.int32) * step.q_len
     return Call(
@@ -70,9 +72,9 @@ def plan_call(column: Column, step: Step, lists: PageLists, *, q_dtype: str) -> 
             "sm_scale": float(step.sm_scale),
             "window_left": shape.window_left,
             "logits_soft_cap": shape.soft_cap,
-            "q_data_type": TORCH[q_dtype],
-            "kv_data_type": TORCH[dtypes.kv],
-            "o_data_type": TORCH[dtypes.out],
+            "q_data_type": torch_dtype(q_dtype),
+            "kv_data_type": torch_dtype(dtypes.kv),
+            "o_data_type": torch_dtype(dtypes.out),
             "seq_lens": lists.seq_lens,
         },
     )
@@ -84,6 +86,8 @@ def run_call(column: Column, step: Step, query: torch.Tensor) -> Call:
     A 16-bit query takes ``k_scale`` and ``v_scale`` (a v_scale other than 1 is one more kernel over the
     output); an e4m3 query takes three positional scales, query, K and V.
     """
+    import torch
+
     kwargs: dict[str, Any] = {"q": query, "paged_kv_cache": (step.k, step.v)}
     if query.dtype == torch.float8_e4m3fn:
         args = (kwargs.pop("q"), kwargs.pop("paged_kv_cache"), 1.0, float(step.k_scale), float(step.v_scale))
@@ -183,7 +187,7 @@ def fa2_unsupported(column: Column, facts: Facts, kernel: str = "fa2") -> str | 
 
 class _Session(PlannedSession):
     def __init__(self, capacity: Capacity, allocate: Allocate, backend: str, q_dtype: str) -> None:
-        super().__init__(capacity, allocate, TORCH[q_dtype])
+        super().__init__(capacity, allocate, torch_dtype(q_dtype))
         self._backend, self._q_dtype = backend, q_dtype
 
     def wrapper_call(self, batch: int) -> Call:

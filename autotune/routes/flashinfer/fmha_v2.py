@@ -10,19 +10,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from autotune.domain.shape import KvLayout
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
 from autotune.routes.flashinfer.layout import block_delta
-from autotune.routes.flashinfer.metadata import TORCH, WORKSPACE_BYTES, load_cumulative_kv, uniform_offsets
+from autotune.routes.flashinfer.metadata import (
+    WORKSPACE_BYTES,
+    load_cumulative_kv,
+    torch_dtype,
+    uniform_offsets,
+)
 from autotune.routes.flashinfer.scales import bmm_scales
 from autotune.routes.flashinfer.session import FunctionSession
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Allocate, Capacity, Session, Step
@@ -149,8 +154,10 @@ class _Session(FunctionSession):
     target = TARGET
 
     def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        import torch
+
         column = capacity.column
-        super().__init__(capacity, allocate, TORCH[query_dtype(column)])
+        super().__init__(capacity, allocate, torch_dtype(query_dtype(column)))
         batch = capacity.max_batch_size
         self._allocate = allocate
         self._workspace = allocate("workspace", (WORKSPACE_BYTES,), torch.uint8)
@@ -161,6 +168,8 @@ class _Session(FunctionSession):
         self._offsets: torch.Tensor | None = None
 
     def _expanded(self, step: Step, table: torch.Tensor) -> torch.Tensor:
+        import torch
+
         batch, width = table.shape
         if self._offsets is None or self._offsets.shape[2] != width:
             self._offsets = self._allocate(

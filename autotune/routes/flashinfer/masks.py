@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def causal_mask_rows(q_len: int) -> list[list[int]]:
@@ -21,6 +24,8 @@ def fill_causal_mask(mask: torch.Tensor) -> None:
     Args:
         mask: uint16 [batch, q_len, 2 x ceil(q_len / 32)].
     """
+    import torch
+
     # via int16: arithmetic and copies on uint16 are not implemented on every device
     rows = torch.tensor(causal_mask_rows(mask.shape[1]), dtype=torch.int32).to(torch.int16)
     mask.view(torch.int16).copy_(rows.to(mask.device).expand(mask.shape))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from autotune.routes.contract import ContractError
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.domain.cell import Column
     from autotune.routes.base import Allocate, Capacity, Step
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 # documentation asks for 128 MiB, too little for the fa2 plan of 32 query heads at head_dim 256.
 WORKSPACE_BYTES = 512 * 2**20
 
-TORCH = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "e4m3": torch.float8_e4m3fn,
-    "nvfp4": torch.uint8,
-}
+_TORCH = {"bf16": "bfloat16", "fp16": "float16", "e4m3": "float8_e4m3fn", "nvfp4": "uint8"}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's type for the elements of ``name`` (two nvfp4 values share a byte); ``KeyError`` for others."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, _TORCH[name])
+    return dtype
 
 
 def check_rows(column: Column, capacity: Capacity, step: Step) -> None:
@@ -53,6 +56,8 @@ class StepBuffers:
     """
 
     def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        import torch
+
         self._allocate = allocate
         self._rows = capacity.max_batch_size
         self._seq_lens = allocate("route_seq_lens", (self._rows,), torch.int32)
@@ -60,6 +65,8 @@ class StepBuffers:
 
     def load(self, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy the step's lengths and table in; returns (seq_lens [batch], table [batch, width])."""
+        import torch
+
         batch, width = step.page_table.shape
         if width != self._table.shape[1]:
             self._table = self._allocate("route_page_table", (self._rows, width), torch.int32)
@@ -107,6 +114,8 @@ class Query:
 def load_cumulative_kv(buffer: torch.Tensor, seq_lens: torch.Tensor) -> torch.Tensor:
     """int32 [batch + 1] cumulative KV lengths in tokens, written into the head of ``buffer`` (its first
     element is zero already)."""
+    import torch
+
     batch = seq_lens.shape[0]
     torch.cumsum(seq_lens, 0, dtype=torch.int32, out=buffer[1 : batch + 1])
     return buffer[: batch + 1]
@@ -114,4 +123,6 @@ def load_cumulative_kv(buffer: torch.Tensor, seq_lens: torch.Tensor) -> torch.Te
 
 def uniform_offsets(buffer: torch.Tensor, q_len: int) -> None:
     """Fill ``buffer`` with 0, q_len, 2 q_len, ...: the cumulative query lengths of a uniform batch."""
+    import torch
+
     buffer.copy_(torch.arange(buffer.shape[0], dtype=torch.int32) * q_len)

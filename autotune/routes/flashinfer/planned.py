@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from autotune.routes.contract import ContractError
 from autotune.routes.flashinfer.call import Call, resolve
 from autotune.routes.flashinfer.metadata import WORKSPACE_BYTES, Query, check_rows, uniform_offsets
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.routes.base import Allocate, Capacity, Step
 
 # What the wrappers allocate for themselves; handed over instead, so that it is guarded too.
@@ -41,6 +41,8 @@ def page_lists(step: Step, page_size: int) -> PageLists:
     Raises:
         ContractError: the engine gave no host lengths, or the table is narrower than a length needs.
     """
+    import torch
+
     if step.host_kv_lens is None:
         raise ContractError(
             "host_kv_lens", "the plan needs the KV lengths on the host, and the step has none"
@@ -73,6 +75,8 @@ class PlannedSession:
     """
 
     def __init__(self, capacity: Capacity, allocate: Allocate, query_dtype: torch.dtype) -> None:
+        import torch
+
         column, batch = capacity.column, capacity.max_batch_size
         self._capacity = capacity
         self._query = Query(capacity, allocate, query_dtype, strided=True)

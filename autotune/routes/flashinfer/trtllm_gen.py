@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
 from autotune.routes.flashinfer.layout import canonical, hnd
-from autotune.routes.flashinfer.metadata import TORCH, WORKSPACE_BYTES, load_cumulative_kv, uniform_offsets
+from autotune.routes.flashinfer.metadata import (
+    WORKSPACE_BYTES,
+    load_cumulative_kv,
+    torch_dtype,
+    uniform_offsets,
+)
 from autotune.routes.flashinfer.scales import bmm_scales
 from autotune.routes.flashinfer.session import FunctionSession
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Allocate, Capacity, Session, Step
@@ -216,8 +221,10 @@ class TrtllmGenContext(_Base):
 
 class _Session(FunctionSession):
     def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        import torch
+
         column = capacity.column
-        super().__init__(capacity, allocate, TORCH[query_dtype(column)])
+        super().__init__(capacity, allocate, torch_dtype(query_dtype(column)))
         shape = column.shape
         self._workspace = allocate("workspace", (WORKSPACE_BYTES,), torch.uint8)
         self._counters = allocate(
@@ -260,6 +267,8 @@ class _RaggedSession(_Session):
     target = DECODE
 
     def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        import torch
+
         super().__init__(capacity, allocate)
         self._cum_q = allocate("cum_seq_lens_q", (capacity.max_batch_size + 1,), torch.int32)
         uniform_offsets(self._cum_q, capacity.column.q_len)
@@ -281,6 +290,8 @@ class _ContextSession(_Session):
     target = CONTEXT
 
     def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        import torch
+
         super().__init__(capacity, allocate)
         self._cum_q = allocate("cum_seq_lens_q", (capacity.max_batch_size + 1,), torch.int32)
         uniform_offsets(self._cum_q, capacity.column.q_len)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
 from autotune.routes.flashinfer.layout import hnd
 from autotune.routes.flashinfer.masks import fill_causal_mask
-from autotune.routes.flashinfer.metadata import TORCH, WORKSPACE_BYTES
+from autotune.routes.flashinfer.metadata import WORKSPACE_BYTES, torch_dtype
 from autotune.routes.flashinfer.scales import bmm_scales
 from autotune.routes.flashinfer.session import FunctionSession
 
 if TYPE_CHECKING:
+    import torch
+
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Allocate, Capacity, Session, Step
@@ -136,8 +136,10 @@ class _Session(FunctionSession):
     target = TARGET
 
     def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        import torch
+
         column = capacity.column
-        super().__init__(capacity, allocate, TORCH[column.dtypes.q])
+        super().__init__(capacity, allocate, torch_dtype(column.dtypes.q))
         self._workspace = allocate("workspace", (WORKSPACE_BYTES,), torch.uint8)
         self._workspace[:SEMAPHORE_BYTES].zero_()
         self._mask: torch.Tensor | None = None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
+from autotune.bench.record import Finding
+from autotune.checks.launch import excused, poison, told
+from autotune.domain.verdict import FailureKind
+
 if TYPE_CHECKING:
     from types import TracebackType
-
-    import torch
 
     from autotune.bench.conditions import Monitor
     from autotune.bench.pools import Pools
@@ -20,6 +25,50 @@ if TYPE_CHECKING:
 
 class BenchError(RuntimeError):
     """Timing could not be done: a reason for "no answer", never an accusation."""
+
+
+class TimingFindingError(Exception):
+    """An accusation of a route, met while it was timed."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(f"{finding.route}: {finding.detail}")
+        self.finding = finding
+
+
+@contextmanager
+def accusing(route: str, device: str) -> Iterator[None]:
+    """Round a launch of ``route``: an exception becomes a ``launch_error``, unless it says nothing of it.
+
+    Raises:
+        TimingFindingError: ``launch_error``.
+        RuntimeError: a device error, whatever the exception that it surfaced as.
+    """
+    try:
+        yield
+    except (BenchError, TimingFindingError):
+        raise
+    except Exception as error:
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+        if excused(error):
+            raise
+        raise TimingFindingError(
+            Finding(route, FailureKind.LAUNCH_ERROR, told("a launch while timing", error))
+        ) from error
+
+
+def opened(route: Route, pools: Pools, allocate: Allocate) -> Session:
+    """A session of ``route`` for ``pools``.
+
+    Raises:
+        BenchError: it cannot be opened: nothing was launched, nobody is accused.
+    """
+    try:
+        return route.open(pools.capacity, allocate)
+    except Exception as error:
+        if excused(error):
+            raise
+        raise BenchError(told(f"{route.name}: open for timing", error)) from error
 
 
 @dataclass(slots=True, repr=False)
@@ -51,6 +100,14 @@ class Stand(Protocol):
 
         When it returns, no work of the group is pending on the device, and an error of the device has been
         raised.
+        """
+
+    def rerun(self) -> list[Launch]:
+        """Prepare and launch once more as it is timed, but untimed and over poisoned outputs.
+
+        Returns:
+            The operand sets that were launched on, that for which the route was prepared first. They are the
+            same for all stands until the next round. Nothing is pending on the device.
         """
 
     def close(self) -> None:
@@ -94,9 +151,12 @@ class Clock(Protocol):
 class HostStand:
     """Kernels that run in the calling thread: a call's host time is its run time."""
 
-    def __init__(self, session: Session, take: Callable[[int], list[Launch]]) -> None:
+    def __init__(
+        self, session: Session, take: Callable[[int], list[Launch]], latest: Callable[[], Launch]
+    ) -> None:
         self._session = session
         self._take = take
+        self._latest = latest
 
     def measure(self, calls: int) -> GroupTimes:
         """See :class:`Stand`; every call is prepared, since each set has a page table of its own."""
@@ -110,6 +170,14 @@ class HostStand:
             preparing += prepared - start
         run_us = running / calls / 1000.0
         return GroupTimes(run_us, run_us, preparing / calls / 1000.0, calls)
+
+    def rerun(self) -> list[Launch]:
+        """See :class:`Stand`."""
+        launch = self._latest()
+        poison(launch.out)
+        self._session.prepare(launch.step)
+        self._session.run(launch.out)
+        return [launch]
 
     def close(self) -> None:
         """See :class:`Stand`."""
@@ -132,7 +200,7 @@ class HostClock:
 
     def stand(self, route: Route, pools: Pools, allocate: Allocate) -> Stand:
         """See :class:`Clock`."""
-        return HostStand(route.open(pools.capacity, allocate), pools.take)
+        return HostStand(opened(route, pools, allocate), pools.take, pools.latest)
 
     def warm(self) -> bool:
         """Never taken for granted: other programs use the same cores."""

@@ -26,9 +26,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from autotune.bench.clock import BenchError, GroupTimes, Launch
+from autotune.bench.clock import BenchError, GroupTimes, Launch, TimingFindingError, opened
 from autotune.bench.conditions import Monitor, cuda_monitor
 from autotune.bench.pools import pool_bytes
+from autotune.bench.record import Finding
+from autotune.checks.launch import poison
+from autotune.domain.verdict import FailureKind
 from autotune.routes.base import Capture
 
 if TYPE_CHECKING:
@@ -160,12 +163,12 @@ class CudaStand:
         try:
             # all are opened before any is prepared: opening may clear the buffers that they share
             for _ in pools.sets:
-                self._sessions.append(route.open(pools.capacity, buffers.for_session()))
+                self._sessions.append(opened(route, pools, buffers.for_session()))
             self._prepare_all()
             self._run_all()  # loads modules and makes whatever is made on first use
             self._launch: Callable[[], None] = self._run_all
             if not self._eager:
-                self._launch, self._free = gpu.capture(self._run_all)
+                self._launch, self._free = self._captured()
             gpu.synchronize()
         except BaseException:
             with contextlib.suppress(Exception):
@@ -180,10 +183,7 @@ class CudaStand:
         """
         sets = self._pools.sets
         start = perf_counter_ns()
-        if self._eager:
-            self._prepare_all()
-        else:
-            self._sessions[0].prepare(sets[0].step)
+        self._prepare()
         prepare_us = (perf_counter_ns() - start) / 1000.0 / (len(sets) if self._eager else 1)
         replays = ceil(calls / len(sets))
         run_us = self._gpu.timed(self._launch, replays) / (replays * len(sets))
@@ -194,6 +194,16 @@ class CudaStand:
             self._host_us = self._host_time(self._sessions[-1], sets[-1])
         return GroupTimes(run_us, self._host_us, prepare_us, replays * len(sets))
 
+    def rerun(self) -> list[Launch]:
+        """See :class:`autotune.bench.clock.Stand`; one replay of the graph over all sets."""
+        sets = self._pools.sets
+        for launch in sets:
+            poison(launch.out)
+        self._prepare()
+        self._launch()
+        self._gpu.synchronize()
+        return sets
+
     def close(self) -> None:
         """See :class:`autotune.bench.clock.Stand`."""
         sessions, self._sessions = self._sessions, []
@@ -202,6 +212,28 @@ class CudaStand:
             free()
         for session in sessions:
             session.close()
+
+    def _captured(self) -> tuple[Callable[[], None], Callable[[], None]]:
+        """A graph of all launches.
+
+        Raises:
+            TimingFindingError: the route cannot be captured, though it says that it can.
+        """
+        try:
+            return self._gpu.capture(self._run_all)
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            message = " ".join(str(error).split())[:300]
+            finding = Finding(self._name, FailureKind.LAUNCH_ERROR, f"cannot be captured: {message}")
+            raise TimingFindingError(finding) from error
+
+    def _prepare(self) -> None:
+        """What an engine does once a step."""
+        if self._eager:
+            self._prepare_all()
+        else:
+            self._sessions[0].prepare(self._pools.sets[0].step)
 
     def _prepare_all(self) -> None:
         for session, launch in zip(self._sessions, self._pools.sets, strict=True):

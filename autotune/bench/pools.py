@@ -131,6 +131,10 @@ class Pools:
         for launch in self.sets:
             launch.step = replace(launch.step, host_kv_lens=kv_lens)
 
+    def latest(self) -> Launch:
+        """The set that was used last: no call of the next groups finds it freshly used."""
+        return self.sets[self._next - 1]
+
     def take(self, calls: int) -> list[Launch]:
         """The sets of the next ``calls`` calls: always the ones used longest ago."""
         start, self._next = self._next, (self._next + calls) % len(self.sets)

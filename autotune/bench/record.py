@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.domain.verdict import FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class RoundSettings:
         chunk: rounds per report; the parent stores and judges each report before the next is run.
         operand_sets: copies of the KV pool that calls rotate through, where the device does not say itself
             (CUDA's clock derives them from cache and memory).
+        discard_most_ms: after this long no more than 4 rounds are thrown away: launches of tens of
+            milliseconds have settled by then, and found their group size of one.
     """
 
     min_group_ms: float = 1.0
@@ -28,10 +33,11 @@ class RoundSettings:
     max_rounds: int = 128
     chunk: int = 4
     operand_sets: int = 4
+    discard_most_ms: float = 1000.0
 
     def __post_init__(self) -> None:
-        if self.min_group_ms <= 0 or self.discard_ms < 0:
-            raise ValueError("min_group_ms must be positive and discard_ms not negative")
+        if self.min_group_ms <= 0 or min(self.discard_ms, self.discard_most_ms) < 0:
+            raise ValueError("min_group_ms must be positive, discard_ms and discard_most_ms not negative")
         if self.discard_rounds < 1:
             raise ValueError("discard_rounds must be at least 1: group sizes are found in them")
         if min(self.max_rounds, self.chunk, self.operand_sets) < 1:
@@ -44,6 +50,15 @@ MIN_GROUP_MS = {"cpu": 1.0, "cuda": 0.2}
 # A report is a commit of a few milliseconds, and a surplus round is one round: on CUDA a round costs about a
 # millisecond.
 CHUNK = {"cpu": 4, "cuda": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What timing found wrong with a route; a proof's finding, met where the route is timed."""
+
+    route: str
+    kind: FailureKind
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from autotune.arena.base import Placement
-from autotune.bench.clock import BenchError, Clock, GroupTimes, Stand, clock_for
+from autotune.bench.clock import (
+    BenchError,
+    Clock,
+    GroupTimes,
+    Stand,
+    TimingFindingError,
+    accusing,
+    clock_for,
+)
+from autotune.bench.outputs import Outputs
 from autotune.bench.pools import Pools
 from autotune.bench.record import Round, RoundSettings
 
@@ -26,10 +35,12 @@ if TYPE_CHECKING:
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Route
 
-__all__ = ["BenchError", "Round", "RoundSettings", "time_cell"]
+__all__ = ["BenchError", "Round", "RoundSettings", "TimingFindingError", "time_cell"]
 
 # A group never grows past this, however quick a call claims to be.
 MOST_CALLS = 10_000
+# However slow the rounds are, so many are thrown away.
+LEAST_DISCARDED = 4
 
 # Told which route is about to be launched, and "" when none is: a death is put down to the last one told.
 Launching = Callable[[str], None]
@@ -37,7 +48,7 @@ Launching = Callable[[str], None]
 # What the parent answers to a report: go on with all live routes, stop, or go on with these.
 GoOn = Callable[[list[Round]], "bool | Collection[str]"]
 
-# Told what begins: "pools", "open NAME", "start-up", "rounds", "report", "close". For those who profile.
+# Told what begins: "pools", "open NAME", "start-up", "rounds", "look", "report", "close". For profilers.
 Phase = Callable[[str], None]
 
 
@@ -64,10 +75,10 @@ def time_cell(
     route's group long enough. Within a round all routes see the same lengths and equally shuffled pages; the
     calls of all routes take turns through the operand sets, so that no call finds its pool freshly used.
     Order, lengths and pages of round i depend on (``seed``, i) only: a resume runs the rounds that an
-    uninterrupted run would have.
+    uninterrupted run would have. A chunk is reported after every live route's output was looked at.
 
     Args:
-        routes: the live routes, proven safe in the cell's column; names differ.
+        routes: the live routes, proven safe in the cell's column, the fallback first; names differ.
         facts: this machine, for ``Route.supports``.
         seed: of the cell.
         make_arena: where operands and the sessions' buffers live.
@@ -77,7 +88,8 @@ def time_cell(
 
     Raises:
         BenchError: a route does not support the cell, names repeat, ``go_on`` names a route that is not
-            live, or the device has no clock.
+            live, a session cannot be opened, or the device has no clock.
+        TimingFindingError: a route is at fault: it raised, or its output is wrong. The chunk is not reported.
         ArenaError: memory could not be mapped.
     """
     names = [route.name for route in routes]
@@ -89,8 +101,11 @@ def time_cell(
     if first_round >= settings.max_rounds:
         return
     # a function of its own: with its variables gone, the clock can give the pools' memory back as it is left
+    outputs = Outputs(cell, facts, routes, device)
     with _quiet(device), clock_for(device) as clock, make_arena(Placement.TAIL) as arena:
-        _time(routes, cell, seed, device, clock, arena, settings, first_round, go_on, launching, phase)
+        _time(
+            routes, cell, seed, device, clock, arena, outputs, settings, first_round, go_on, launching, phase
+        )
 
 
 def _time(
@@ -100,6 +115,7 @@ def _time(
     device: str,
     clock: Clock,
     arena: Arena,
+    outputs: Outputs,
     settings: RoundSettings,
     first_round: int,
     go_on: GoOn,
@@ -123,20 +139,24 @@ def _time(
         for route in routes:
             phase(f"open {route.name}")
             launching(route.name)
-            stands[route.name] = clock.stand(
-                route, pools, lambda name, shape, dtype: arena.tensor(name, shape, dtype)
-            )
+            with accusing(route.name, device):
+                stands[route.name] = clock.stand(
+                    route, pools, lambda name, shape, dtype: arena.tensor(name, shape, dtype)
+                )
         launching("")
         phase("start-up")
-        calls = _start_up(stands, pools, seed, settings, launching, warm)
+        calls = _start_up(stands, pools, seed, device, settings, launching, warm)
         chunk: list[Round] = []
         phase("rounds")
         before = clock.monitor.read()
         for index in range(first_round, settings.max_rounds):
-            chunk.append(_one_round(index, live, stands, calls, pools, Random(f"{seed}:{index}"), launching))
+            rng = Random(f"{seed}:{index}")
+            chunk.append(_one_round(index, live, stands, calls, pools, rng, device, launching))
             if len(chunk) < settings.chunk and index + 1 < settings.max_rounds:
                 continue
             after = clock.monitor.read()
+            phase("look")
+            outputs.look(stands, live, launching)
             phase("report")
             answer = go_on(_under(before, after, chunk))
             phase("rounds")
@@ -188,6 +208,7 @@ def _one_round(
     calls: dict[str, int],
     pools: Pools,
     rng: Random,
+    device: str,
     launching: Launching,
 ) -> Round:
     order = list(names)
@@ -196,7 +217,8 @@ def _one_round(
     times: dict[str, GroupTimes] = {}
     for name in order:
         launching(name)
-        times[name] = stands[name].measure(calls[name])
+        with accusing(name, device):
+            times[name] = stands[name].measure(calls[name])
     launching("")
     return Round(
         index=index,
@@ -212,13 +234,15 @@ def _start_up(
     stands: dict[str, Stand],
     pools: Pools,
     seed: int,
+    device: str,
     settings: RoundSettings,
     launching: Launching,
     warm: bool,
 ) -> dict[str, int]:
     """Run the rounds that are thrown away; return the calls per group of each route.
 
-    ``warm``: the device need not be kept busy for ``discard_ms`` first.
+    ``warm``: the device need not be kept busy for ``discard_ms`` first. Slow rounds end with
+    ``discard_most_ms``, but for the first four.
 
     Group sizes follow each route's quickest round: a busy machine only ever adds time. Sizes from a typical
     round came out at 2 and 7 calls for one kernel against itself, and the mean of the longer group catches
@@ -229,11 +253,13 @@ def _start_up(
     calls = dict.fromkeys(names, 1)
     quickest = dict.fromkeys(names, float("inf"))
     start = time.perf_counter()
-    count = 0
-    while count < settings.discard_rounds or (time.perf_counter() - start) * 1e3 < least_ms:
+    count, passed_ms = 0, 0.0
+    while count < settings.discard_rounds or passed_ms < least_ms:
+        if count >= LEAST_DISCARDED and passed_ms >= settings.discard_most_ms:
+            break
         rng = Random(f"{seed}:start-up:{count}")
-        round_ = _one_round(-1 - count, names, stands, calls, pools, rng, launching)
-        count += 1
+        round_ = _one_round(-1 - count, names, stands, calls, pools, rng, device, launching)
+        count, passed_ms = count + 1, (time.perf_counter() - start) * 1e3
         for name in names:
             quickest[name] = min(quickest[name], max(round_.run_us[name], 1e-3))
             needed = ceil(settings.min_group_ms * 1e3 / quickest[name])

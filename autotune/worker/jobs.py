@@ -21,7 +21,7 @@ from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
 from autotune.worker.failure import OPENING, is_closing, is_opening
 
 if TYPE_CHECKING:
-    from autotune.bench.record import Round
+    from autotune.bench.record import Finding, Round
     from autotune.checks.base import MakeArena
     from autotune.routes.base import Route
     from autotune.worker.base import Channel
@@ -246,10 +246,14 @@ class TimeJob:
     settings: dict[str, Any]
     first_round: int = 0
 
-    def __call__(self, channel: Channel) -> int:
-        """Run rounds until the parent has enough. The value is the number of rounds run."""
+    def __call__(self, channel: Channel) -> int | Finding:
+        """Run rounds until the parent has enough.
+
+        Returns:
+            The number of rounds reported; or what was found wrong with a route, which :func:`timed` reads.
+        """
         from autotune.bench.record import RoundSettings
-        from autotune.bench.rounds import time_cell
+        from autotune.bench.rounds import TimingFindingError, time_cell
         from autotune.domain.cell import Cell
         from autotune.domain.fingerprint import Facts
 
@@ -278,17 +282,33 @@ class TimeJob:
             enter = channel.among(texts)  # the watchdog's time begins anew
             return answer
 
-        time_cell(
-            [child_route(name) for name in self.routes],
-            cell,
-            Facts.from_dict(self.facts),
-            seed=self.seed,
-            device=self.device,
-            make_arena=arena_factory(self.arena_kind, self.device, 0),
-            settings=RoundSettings(**self.settings),
-            first_round=self.first_round,
-            go_on=go_on,
-            launching=launching,
-            phase=phase,
-        )
+        try:
+            time_cell(
+                [child_route(name) for name in self.routes],
+                cell,
+                Facts.from_dict(self.facts),
+                seed=self.seed,
+                device=self.device,
+                make_arena=arena_factory(self.arena_kind, self.device, 0),
+                settings=RoundSettings(**self.settings),
+                first_round=self.first_round,
+                go_on=go_on,
+                launching=launching,
+                phase=phase,
+            )
+        except TimingFindingError as error:
+            return error.finding
         return reported
+
+
+def timed(outcome: Outcome) -> Outcome:
+    """How a :class:`TimeJob` ended: what it found wrong with a route is that route's failure.
+
+    As for a death, the step begins with the route's name and a colon.
+    """
+    from autotune.bench.record import Finding
+
+    if isinstance(outcome, Completed) and isinstance(outcome.value, Finding):
+        found = outcome.value
+        return Failed(found.kind, found.detail, f"{found.route}: timing")
+    return outcome

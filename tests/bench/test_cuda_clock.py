@@ -14,17 +14,19 @@ import torch
 
 from autotune.arena.base import Placement
 from autotune.arena.plain import PlainArena
-from autotune.bench.clock import BenchError
+from autotune.bench.clock import BenchError, TimingFindingError
 from autotune.bench.conditions import Conditions, NvmlMonitor
 from autotune.bench.cuda_clock import CudaStand, SameBuffers, device_sets
 from autotune.bench.objective import paired_ratios
 from autotune.bench.pools import Pools
 from autotune.bench.record import Round, RoundSettings
 from autotune.bench.rounds import time_cell
+from autotune.checks.launch import poisoned
 from autotune.domain.cell import Cell, Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
+from autotune.domain.verdict import FailureKind
 from autotune.routes.base import Allocate, Capacity, Capture, Family, Need, Step
 
 CELL = Cell(Column(Shape(4, 1, 16, 16), PROFILES["fp32"], 2, 3, 200), 33, 100)
@@ -192,9 +194,28 @@ def test_an_error_while_capturing_closes_the_sessions() -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
     route = Mean()
-    with pytest.raises(RuntimeError, match="not permitted"):
+    with pytest.raises(
+        TimingFindingError, match="mean: cannot be captured: operation not permitted"
+    ) as raised:
         stand(Refusing(), route)
+    assert raised.value.finding.kind is FailureKind.LAUNCH_ERROR
     assert all(session.closed for session in route.opened)
+
+
+def test_a_rerun_is_the_replay_that_is_timed_over_poisoned_outputs() -> None:
+    gpu, route = FakeGpu(), Mean()
+    made, pools = stand(gpu, route)
+    pools.new_round(Random(1))
+    made.measure(1)
+    timed = [launch.out.clone() for launch in pools.sets]
+    route.prepared.clear()
+    gpu.log.clear()
+    assert made.rerun() == pools.sets
+    assert route.prepared == [0] and gpu.log == ["wait"]  # one preparation, no capture
+    assert all(torch.equal(a, launch.out) for a, launch in zip(timed, pools.sets, strict=True))
+    made._launch = lambda: None
+    made.rerun()
+    assert all(bool(poisoned(launch.out).all()) for launch in pools.sets)
 
 
 def test_same_buffers_by_name_shape_dtype_and_turn() -> None:

@@ -146,17 +146,21 @@ def test_all_routes_of_a_round_see_the_same_lengths_inside_the_cell() -> None:
 
 def test_calls_rotate_through_the_pools_across_routes() -> None:
     seen = Seen()
-    timed([Loop("a", seen=seen), Loop("b", seen=seen)], settings=replace(QUICK, min_group_ms=0.3))
+    settings = replace(QUICK, min_group_ms=0.3, chunk=12)
+    timed([Loop("a", seen=seen), Loop("b", seen=seen)], settings=settings)
     distinct = list(dict.fromkeys(seen.pools))
     assert len(distinct) == QUICK.operand_sets
-    assert seen.pools == [distinct[i % len(distinct)] for i in range(len(seen.pools))]
+    *pools, last, again, once_more = seen.pools
+    assert [*pools, last] == [distinct[i % len(distinct)] for i in range(len(pools) + 1)]
+    assert last == again == once_more  # outputs are looked at on what was used last
 
 
 def test_pages_are_permuted_each_round_and_stay_a_partition() -> None:
     seen = Seen()
-    timed([Loop("a", seen=seen)], settings=replace(QUICK, min_group_ms=1e-6, operand_sets=1))
+    timed([Loop("a", seen=seen)], settings=replace(QUICK, min_group_ms=1e-6, operand_sets=1, chunk=12))
     pages = -(-CELL.kv_high // 16)
-    live = [[page for row in table for page in row[:pages]] for table in seen.tables]
+    assert seen.tables[-1] == seen.tables[-2]  # outputs are looked at on the operands of the last round
+    live = [[page for row in table for page in row[:pages]] for table in seen.tables[:-1]]
     assert len({tuple(order) for order in live}) == len(live)
     assert len({tuple(sorted(order)) for order in live}) == 1
     assert len(set(live[0])) == pages * CELL.column.batch_size
@@ -164,7 +168,7 @@ def test_pages_are_permuted_each_round_and_stay_a_partition() -> None:
 
 def test_a_resume_runs_the_rounds_that_would_have_come() -> None:
     whole, rest = Seen(), Seen()
-    settings = replace(QUICK, min_group_ms=1e-6)
+    settings = replace(QUICK, min_group_ms=1e-6, chunk=12)
     full = [one for chunk in timed([Loop("a", seen=whole), Loop("b")], settings=settings) for one in chunk]
     tail = [
         one
@@ -173,7 +177,7 @@ def test_a_resume_runs_the_rounds_that_would_have_come() -> None:
     ]
     assert [one.index for one in tail] == [7, 8, 9, 10, 11]
     assert [one.order for one in tail] == [one.order for one in full[7:]]
-    assert rest.lens[-5:] == whole.lens[-5:]
+    assert rest.lens[-6:] == whole.lens[-6:]
     other = [one for chunk in timed([Loop("a"), Loop("b")], seed=2, settings=settings) for one in chunk]
     assert [one.order for one in other] != [one.order for one in full]
 
@@ -201,22 +205,27 @@ class Scripted(HostClock):
             self.monitor = Readings(readings)
 
     def stand(self, route: Any, pools: Any, allocate: Any) -> ScriptedStand:
-        return ScriptedStand(self, route.name)
+        return ScriptedStand(self, route.name, pools)
 
     def warm(self) -> bool:
         return self.is_warm
 
 
 class ScriptedStand:
-    def __init__(self, clock: Scripted, name: str) -> None:
+    def __init__(self, clock: Scripted, name: str, pools: Any) -> None:
         self.clock = clock
         self.name = name
+        self.pools = pools
 
     def measure(self, calls: int) -> GroupTimes:
         self.clock.groups += 1
         late = 5000.0 / calls if self.clock.groups % 3 == 0 else 0.0
         run_us = self.clock.cost_us[self.name] + late
         return GroupTimes(run_us, run_us, 1.0, calls)
+
+    def rerun(self) -> list[Launch]:
+        self.pools.latest().out.zero_()
+        return [self.pools.latest()]
 
     def close(self) -> None: ...
 
@@ -258,6 +267,24 @@ def test_the_start_up_lasts_for_the_rounds_and_the_time(monkeypatch: pytest.Monk
     assert clock.groups == 2 + 1  # a warm device need not wait
 
 
+def test_a_slow_start_up_ends_after_its_longest_time_but_not_before_four_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(ScriptedStand):
+        def measure(self, calls: int) -> GroupTimes:
+            time.sleep(0.01)
+            return super().measure(calls)
+
+    clock = Scripted({"a": 10_000.0})
+    clock.stand = lambda route, pools, allocate: Slow(clock, route.name, pools)  # type: ignore[method-assign]
+    monkeypatch.setattr(bench_rounds, "clock_for", lambda device: clock)
+    for most_ms, least, most in ((0.0, 4, 4), (75.0, 5, 8), (1000.0, 16, 16)):
+        clock.groups = 0
+        settings = replace(QUICK, discard_rounds=16, discard_ms=100.0, max_rounds=1, discard_most_ms=most_ms)
+        timed([Loop("a")], settings=settings)
+        assert least <= clock.groups - 1 <= most
+
+
 def test_a_slowed_device_drops_the_whole_chunk_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = Conditions(1980, 3201, 60, 500.0, ("sw_power_cap",))
     hot = replace(fine, sm_mhz=1200, reasons=("sw_power_cap", "hw_thermal_slowdown"))
@@ -296,7 +323,7 @@ def test_phases_are_told_in_order() -> None:
         go_on=lambda rounds: True,
         phase=told.append,
     )
-    assert told == ["pools", "open a", "open b", "start-up", "rounds", "report", "rounds", "close"]
+    assert told == ["pools", "open a", "open b", "start-up", "rounds", "look", "report", "rounds", "close"]
 
 
 def test_host_clock_keeps_prepare_apart_from_run() -> None:
@@ -310,7 +337,8 @@ def test_host_clock_keeps_prepare_apart_from_run() -> None:
         def close(self) -> None: ...
 
     nothing: Any = None
-    times = HostStand(Sleeper(), lambda calls: [Launch(nothing, nothing)] * calls).measure(3)
+    launch = Launch(nothing, nothing)
+    times = HostStand(Sleeper(), lambda calls: [launch] * calls, lambda: launch).measure(3)
     assert times.calls == 3
     assert times.run_us == times.host_us >= 2000.0
     assert times.prepare_us >= 4000.0

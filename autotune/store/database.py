@@ -23,7 +23,7 @@ from autotune.store.errors import (
 from autotune.store.lock import advisory_lock, file_lock
 from autotune.store.migrations import migrate
 from autotune.store.models import Base
-from autotune.store.sqlite import TunedConnection, check_file
+from autotune.store.sqlite import OpenedFile, TunedConnection, check_file
 from autotune.store.types import dumps
 
 _WRITE = "autotune_write"
@@ -50,6 +50,7 @@ def open_database(url: str, *, busy_timeout_s: float = 30.0, migrations: Path | 
             check_file(database.path, frozenset(Base.metadata.tables), busy_timeout_s)
         with database.translated():
             migrate(database, migrations)
+        database.note_place()
     except BaseException:
         database.close()
         raise
@@ -98,6 +99,7 @@ class Database:
         self.path = Path(url.database or "") if self.is_sqlite and not self.in_memory else None
         self.where = str(self.path) if self.path else url.render_as_string(hide_password=True)
         self._held: set[str] = set()
+        self._opened = OpenedFile(self.path) if self.path is not None else None
         try:
             self.engine: Engine = create_engine(url, json_serializer=dumps, **self.engine_kwargs())
         except ImportError as error:
@@ -118,6 +120,20 @@ class Database:
             return {"connect_args": {**connect, "check_same_thread": False}, "poolclass": StaticPool}
         return {"connect_args": connect}
 
+    def note_place(self) -> None:
+        """Remember which file this is; called with a connection open."""
+        if self._opened is not None:
+            self._opened.note()
+
+    def check_place(self) -> None:
+        """See that the SQLite file is where it was opened; done by every read and write.
+
+        Raises:
+            FileReplacedError: it was deleted or replaced meanwhile.
+        """
+        if self._opened is not None:
+            self._opened.check()
+
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
         """Turn database errors inside into :class:`StoreError`. Wrap Optuna calls in it as well."""
@@ -135,12 +151,14 @@ class Database:
     @contextlib.contextmanager
     def read_connection(self) -> Iterator[Connection]:
         """A connection for reading; its snapshot ends with the block."""
+        self.check_place()
         with self.translated(), self.engine.connect() as connection:
             yield connection
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Session]:
         """A session for reading; its snapshot ends with the block."""
+        self.check_place()
         with self.translated(), Session(self.engine) as session:
             yield session
 
@@ -153,11 +171,17 @@ class Database:
 
         Args:
             foreign_keys: False lets a migration rebuild SQLite tables that others refer to.
+
+        Raises:
+            FileReplacedError: the SQLite file was deleted or replaced, before the block or in it.
         """
+        self.check_place()
         with self.translated(), self.engine.connect().execution_options(**{_WRITE: True}) as connection:
             if foreign_keys or not self.is_sqlite:
                 with connection.begin():
                     yield connection
+                    self.note_place()
+                    self.check_place()
                 return
             driver: Any = connection.connection.dbapi_connection
             driver.execute("PRAGMA foreign_keys=OFF").close()  # no effect inside a transaction

@@ -56,6 +56,10 @@ class StudyMismatchError(StoreError):
     """A study exists with other fixed fields; its error rate would not hold."""
 
 
+class FileReplacedError(StoreError):
+    """The database's file, or its write-ahead log, was removed or replaced while it was open."""
+
+
 class UnknownStudyError(StoreError):
     """No study of that id."""
 

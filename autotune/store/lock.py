@@ -36,7 +36,8 @@ def file_lock(path: Path, purpose: str) -> Iterator[None]:
         StudyLockedError: another process, or another holder in this one, has it.
         NotWritableError, DiskFullError: the lock file cannot be made.
     """
-    name = path.with_name(path.name + ".lock")
+    # of the file itself: a link to it is another name, not another database
+    name = Path(f"{os.path.realpath(path)}.lock")
     try:
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:

@@ -68,14 +68,33 @@ class Measurements(Statements):
         return stored + len(chunk)
 
     def rounds(self, study: Study, cell: Cell) -> list[dict[str, Any]]:
-        """Every stored round of a cell, in order."""
+        """Every stored round of a cell, in order.
+
+        Raises:
+            RoundsConflictError: some are missing, or bear other numbers: a test of those that happen to be
+                left would not be the test whose error rate is promised.
+        """
         query = (
-            select(RoundChunkRow.rounds)
+            select(RoundChunkRow.first_round, RoundChunkRow.size, RoundChunkRow.rounds)
             .where(RoundChunkRow.study_id == study.id, RoundChunkRow.cell_id == cell.id)
             .order_by(RoundChunkRow.first_round)
         )
+        found: list[dict[str, Any]] = []
         with self.database.read() as session:
-            return [each for chunk in session.scalars(query) for each in chunk]
+            for first, size, chunk in session.execute(query):
+                numbers = [each.get("index", first + i) for i, each in enumerate(chunk)]
+                if first > len(found):
+                    what = f"lacks rounds {len(found)} to {first - 1}"
+                elif first < len(found) or len(chunk) != size or numbers != [*range(first, first + size)]:
+                    what = f"has other rounds than {first} to {first + size - 1} under these numbers"
+                else:
+                    found += chunk
+                    continue
+                raise RoundsConflictError(
+                    f"{self.database.where}: cell {cell.id} {what}: its speed cannot be judged; restore the "
+                    "database from a copy, or name another one"
+                )
+        return found
 
     def save_timing(self, study: Study, cell: Cell, timing: Timing) -> None:
         """Store what the rounds say about one route, in place of an earlier statement."""

@@ -152,6 +152,7 @@ class TrialRow(Base):
     state: Mapped[str]
     kills: Mapped[int] = mapped_column(default=0)
     retries: Mapped[int] = mapped_column(default=0)
+    lost: Mapped[int] = mapped_column(default=0, server_default="0")
     started_at: Mapped[datetime] = mapped_column(default=utc_now)
     finished_at: Mapped[datetime | None]
 

@@ -93,7 +93,7 @@ class Queue(Statements):
         mine = and_(table.c.study_id == study.id, table.c.cell_id == cell.id)
         with self.database.write() as connection:
             last = connection.execute(
-                select(table.c.state, table.c.kills, table.c.retries).where(mine)
+                select(table.c.state, table.c.kills, table.c.retries, table.c.lost).where(mine)
             ).first()
             killed = last is not None and last.state == TrialState.RUNNING.value
             kills = (last.kills if last else 0) + killed
@@ -110,7 +110,26 @@ class Queue(Statements):
                 "finished_at": None,
             }
             self._put(connection, TrialRow, ("study_id", "cell_id"), [row])
-        return TrialRecord(cell.id, optuna_number, optuna_id, TrialState.RUNNING, kills, retries)
+        lost = last.lost if last else 0
+        return TrialRecord(cell.id, optuna_number, optuna_id, TrialState.RUNNING, kills, retries, lost)
+
+    def lose_chunk(self, study: Study, cell: Cell) -> TrialRecord:
+        """Note that a child took a chunk of the cell's rounds with it and nobody was accused of it.
+
+        The count survives restarts. Once :attr:`TrialRecord.given_up` holds, time the cell no more.
+
+        Returns:
+            The cell's trial, this loss included.
+
+        Raises:
+            ValueError: the cell has no trial.
+        """
+        table = table_of(TrialRow)
+        mine = and_(table.c.study_id == study.id, table.c.cell_id == cell.id)
+        with self.database.write() as connection:
+            if connection.execute(update(table).where(mine).values(lost=table.c.lost + 1)).rowcount == 0:
+                raise ValueError(f"cell {cell.id} has no trial to lose rounds of")
+            return _record(connection.execute(select(table).where(mine)).one())
 
     def finish_trial(self, study: Study, cell: Cell, state: TrialState) -> None:
         """Note how the cell's latest trial ended; store its rows first and tell Optuna after.
@@ -129,17 +148,12 @@ class Queue(Statements):
         """The latest trial of every cell that had one, by cell id."""
         with self.database.read() as session:
             rows = session.scalars(select(TrialRow).where(TrialRow.study_id == study.id))
-            return {
-                row.cell_id: TrialRecord(
-                    row.cell_id,
-                    row.optuna_number,
-                    row.optuna_id,
-                    TrialState(row.state),
-                    row.kills,
-                    row.retries,
-                )
-                for row in rows
-            }
+            return {row.cell_id: _record(row) for row in rows}
+
+
+def _record(row: Any) -> TrialRecord:
+    state = TrialState(row.state)
+    return TrialRecord(row.cell_id, row.optuna_number, row.optuna_id, state, row.kills, row.retries, row.lost)
 
 
 def _same_cell(model: type[DecisionRow]) -> ColumnElement[bool]:

@@ -108,6 +108,11 @@ class Timing:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
+# A child that ends itself with words that excuse it ("out of memory") would else be given the same rounds for
+# ever, and rounds that are repeated until they come out are a selection.
+MOST_LOST_CHUNKS = 3
+
+
 class TrialState(str, Enum):
     """Of a cell's latest trial. A parent that was killed leaves ``running`` behind."""
 
@@ -124,6 +129,7 @@ class TrialRecord:
     Attributes:
         kills: how often a new attempt found the last one still ``running``: its process had died.
         retries: attempts after the first, whatever ended the one before.
+        lost: chunks of rounds that a child took with it without accusing a route, in all attempts.
     """
 
     cell_id: str
@@ -132,6 +138,12 @@ class TrialRecord:
     state: TrialState
     kills: int
     retries: int
+    lost: int = 0
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the cell is not to be timed any more; what it has stays ``undecided``."""
+        return self.lost >= MOST_LOST_CHUNKS
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from autotune.store.errors import (
+    FileReplacedError,
     ForeignDatabaseError,
     NotADatabaseError,
     NotWritableError,
@@ -70,6 +71,47 @@ class TunedConnection(sqlite3.Connection):
                 if "locked" not in str(error) or time.monotonic() > deadline:
                     raise
             time.sleep(0.02)
+
+
+class OpenedFile:
+    """Notices that a path no longer leads to the file that was opened.
+
+    SQLite writes on into a file that was deleted or replaced, and reports success: all of it would be lost.
+    The write-ahead log stays as long as a connection is open, and one of ours always is once it was noted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, tuple[int, int]] = {}
+
+    def note(self) -> None:
+        """Remember device and inode of the file and of its log, while a connection is open on them."""
+        for name in (str(self._path), f"{self._path}-wal"):
+            if name not in self._known and (found := _identity(name)) is not None:
+                self._known[name] = found
+
+    def check(self) -> None:
+        """Compare with what was noted; a call of ``stat`` each.
+
+        Raises:
+            FileReplacedError: one is missing, or another file.
+        """
+        for name, known in self._known.items():
+            now = _identity(name)
+            if now != known:
+                what = "was deleted" if now is None else "was replaced by another file"
+                raise FileReplacedError(
+                    f"{name}: {what} while the database was in use; nothing is stored any more, put it back "
+                    "or run the same command again"
+                )
+
+
+def _identity(name: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(name)  # noqa: PTH116 - for every transaction
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def check_file(path: Path, ours: frozenset[str], timeout_s: float) -> None:

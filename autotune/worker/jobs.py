@@ -160,8 +160,8 @@ def prove(
         if third.kind is not FailureKind.ILLEGAL_ACCESS:
             again = third.kind or third.reason or third.status
             detail = (
-                f"{first.detail}; passes with {TAIL_PADDING} bytes of padding, not again without: {again.value}, "
-                "so nothing shows that the padding helped"
+                f"{first.detail}; passes with {TAIL_PADDING} bytes of padding, but a third run, without, "
+                f"ended otherwise ({again.value}): nothing shows that the padding helped"
             )
             return replace(first, launches=launches, detail=detail)
     return replace(

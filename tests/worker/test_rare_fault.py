@@ -71,7 +71,7 @@ def test_without_a_site_a_rare_access_stays_a_fault(third: Outcome, word: str) -
     script = Scripted(ON_CUDA, PASSED, third)
     row = proven(script, CUDA_JOB)
     assert (row.status, row.kind, row.requires) == (CheckStatus.FAILED, FailureKind.ILLEGAL_ACCESS, ())
-    assert f"not again without: {word}" in row.detail
+    assert f"ended otherwise ({word})" in row.detail
     assert row.slack == 0
 
 

@@ -105,7 +105,7 @@ class Place:
         """Take over another place's stored self-test, so that a run need not repeat it."""
         with open_database(other.url) as theirs, open_database(self.url) as ours:
             repository = Repository(ours)
-            fingerprint = repository.register_fingerprint(collect("cpu"))
+            fingerprint = repository.register_fingerprint(collect("cpu", threads=1))
             stored = Repository(theirs).selftest(fingerprint, code_version())
             if stored is not None:  # None: the code was edited in between; the run does it again
                 repository.save_selftest(

@@ -47,6 +47,7 @@ def _finding(what: str, ok: bool | None, detail: str, **more: Any) -> dict[str, 
 
 
 def _device(gpu: str | None) -> list[dict[str, Any]]:
+    from autotune.domain.fingerprint import unknown
     from autotune.hardware.collect import collect
     from autotune.hardware.errors import HardwareError
     from autotune.hardware.match import present, require
@@ -61,6 +62,10 @@ def _device(gpu: str | None) -> list[dict[str, Any]]:
     found = [_finding("device", True, present(facts), facts=facts.to_dict())]
     for part in (facts.hardware, facts.software, facts.informative):
         found += [_finding(key, None, str(value)) for key, value in part.items()]
+    found += [
+        _finding(fact, False, "not known here: a router opens no table on this machine")
+        for fact in unknown(facts)
+    ]
     found.append(
         _finding("profile", bool(matching), ", ".join(matching) or "no --gpu profile names this device")
     )

@@ -21,7 +21,7 @@ CALL = ["--heads", "8/1/128", "--dtype", "fp32", "--q-len", "2"]
 def test_the_router_says_what_the_table_says(finished: tuple[Place, Result]) -> None:
     place, result = finished
     table = load_table(place.table)
-    router = Router.load(place.table, facts=collect("cpu"), fallback="torch-sdpa")
+    router = Router.load(place.table, facts=collect("cpu", threads=1), fallback="torch-sdpa")
     assert router.status.state == "active"
     assert router.digest == table.digest == result.json["digest"]
     (entry,) = table.entries
@@ -74,7 +74,7 @@ def test_show(finished: tuple[Place, Result]) -> None:
     assert "<= 128 " in text.out
     assert "\x1b" not in text.out
     # a line is never broken: the instruction sets are one line however many there are
-    isa = str(collect("cpu").hardware["isa"])
+    isa = str(collect("cpu", threads=1).hardware["isa"])
     assert isa in text.out
     shown = cli("show", place.table, "--json").json
     assert shown["digest"] == load_table(place.table).digest
@@ -109,7 +109,7 @@ def test_explain(finished: tuple[Place, Result]) -> None:
 def test_explain_with_other_facts(finished: tuple[Place, Result], tmp_path: Path) -> None:
     table = finished[0].table
     facts = tmp_path / "facts.json"
-    data = collect("cpu").to_dict()
+    data = collect("cpu", threads=1).to_dict()
     facts.write_text(json.dumps(data))
     call = ["explain", table, *CALL, "--batch", "1", "--json", "--facts"]
     assert cli(*call, facts).json["status"]["state"] == "active"
@@ -181,13 +181,22 @@ def test_plan_of_a_gpu_that_is_not_here() -> None:
 def test_doctor(done: Place) -> None:
     result = cli("doctor", "--db", done.url, "--json")
     assert result.code == 0
-    assert result.json["facts"] == collect("cpu").to_dict()
+    assert result.json["facts"] == collect("cpu", threads=1).to_dict()
     found = {row["what"]: row for row in result.json["findings"]}
     assert found["guarded memory"]["ok"] is True
     assert "1 studies" in found["database"]["detail"]
     text = cli("doctor", "--db", done.url)
     assert text.code == 0
     assert all(line.split()[0] in ("ok", "note", "missing") for line in text.out.splitlines())
+
+
+def test_doctor_says_which_facts_are_not_known(done: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.hardware.cpu.torch_version", lambda: ("2.13.0", None))
+    result = cli("doctor", "--db", done.url, "--json")
+    assert result.code == 1
+    found = {row["what"]: row for row in result.json["findings"]}
+    assert found["software.torch_commit"]["ok"] is False
+    assert "opens no table" in found["software.torch_commit"]["detail"]
 
 
 def test_doctor_says_what_is_missing(place: Place) -> None:

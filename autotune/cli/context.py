@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Route
+    from autotune.space.engine import Engine
     from autotune.space.grid import Grid
     from autotune.tuner.target import Target
 
@@ -23,9 +24,10 @@ SEED = 20260509
 
 @dataclass(frozen=True)
 class Asked:
-    """The grid that the flags name."""
+    """The grid that the flags name, and further engines that call the very same cells."""
 
     grid: Grid
+    others: tuple[Engine, ...] = ()
 
     @property
     def profile(self) -> str:
@@ -37,15 +39,27 @@ def ask(gpu: str | None, engine: str, space: Path | None) -> Asked:
     """Load space and engine files; raises ``SpaceError`` or ``UnknownProfile`` (exit 2).
 
     Args:
-        engine: a shipped engine's name, or the path of a ``.yaml`` file.
+        engine: a shipped engine's name, or the path of a ``.yaml`` file; or several, comma-separated.
+
+    Raises:
+        CliError: the engines do not call the same cells, so one measurement cannot serve them (exit 2).
     """
     from autotune.space.engine import load_engine
     from autotune.space.grid import expand
     from autotune.space.space import open_space
 
     opened = open_space(gpu, space)
-    own = Path(engine).suffix in (".yaml", ".yml")
-    return Asked(expand(opened, load_engine(Path(engine) if own else engine)))
+    names = [name.strip() for name in engine.split(",")]
+    engines = [load_engine(Path(n) if Path(n).suffix in (".yaml", ".yml") else n) for n in names]
+    grid = expand(opened, engines[0])
+    for other in engines[1:]:
+        if expand(opened, other).digest != grid.digest:
+            raise CliError(
+                f"--engine {engine}: {other.name} does not call the same cells as {engines[0].name} (layout, "
+                "page size, pad value or context differ); run them one by one",
+                Exit.USAGE,
+            )
+    return Asked(grid, tuple(engines[1:]))
 
 
 def here(asked: Asked) -> Target:
@@ -68,7 +82,14 @@ def target(asked: Asked, facts: Facts) -> Target:
         arena_kind = default_kind(facts.device)
     except ValueError as error:
         raise CliError(f"--gpu {asked.profile}: {error}") from error
-    return Target(grid=asked.grid, facts=facts, device=facts.device, arena_kind=arena_kind, seed=SEED)
+    return Target(
+        grid=asked.grid,
+        facts=facts,
+        device=facts.device,
+        arena_kind=arena_kind,
+        seed=SEED,
+        others=asked.others,
+    )
 
 
 def all_routes(device: str, only: str | None = None) -> dict[str, Route]:

@@ -36,10 +36,8 @@ def command(
     Runs nothing and needs no GPU.
     """
     from autotune.cli.context import ask, require_database, writable
-    from autotune.cli.output import print_json, print_text
-    from autotune.report.summary import no_safe_route, summary_json, summary_text
+    from autotune.cli.tables import report
     from autotune.store.database import open_database
-    from autotune.tuner.publish import publish
     from autotune.tuner.run import open_run
     from autotune.tuner.tuner import Progress
 
@@ -50,13 +48,7 @@ def command(
         writable(out)
         with open_run(database, there, routes, tuning=False) as run:
             settled = sum(run.judge.settled(item.cell) for item in run.cells)
-            published = publish(run, out)
-            progress = Progress(len(run.cells), settled, 0, False)
-            if json:
-                print_json(summary_json(run, progress, published))
-            else:
-                print_text(summary_text(run, progress, published))
-    return int(Exit.NO_SAFE_ROUTE if no_safe_route(published) else Exit.DONE)
+            return report(run, Progress(len(run.cells), settled, 0, False), out, json)
 
 
 def _stored(
@@ -67,12 +59,12 @@ def _stored(
     from autotune.store.repository import Repository
     from autotune.tuner.run import study_digest
 
-    device, engine = asked.grid.space.device, asked.grid.engine.name
+    device = asked.grid.space.device
     routes = all_routes(device.kind, only)
     found: dict[str, Target] = {}
     for study in Repository(database).studies():
         facts = study.fingerprint.facts
-        if study.engine != engine or not device.matches(facts):
+        if not device.matches(facts):
             continue
         there = target(asked, facts)
         key = study.fingerprint.hardware_id + study.fingerprint.software_id
@@ -80,8 +72,8 @@ def _stored(
             found[key] = there
     if not found:
         raise CliError(
-            f"{database.where}: no study of --gpu {asked.profile} --engine {engine} with these cells and "
-            "routes; autotune run makes one"
+            f"{database.where}: no study of --gpu {asked.profile} with the cells of --engine "
+            f"{asked.grid.engine.name} and these routes; autotune run makes one"
         )
     if len(found) > 1:
         machines = ", ".join(f"{key[:12]} ({there.facts.hardware['name']})" for key, there in found.items())

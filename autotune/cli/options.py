@@ -20,7 +20,11 @@ Gpu = Annotated[
 ]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", metavar="NAME", help="Engine profile: generic, sglang, vllm, or a file."),
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Engine profile: generic, sglang, vllm, or a file. Several, by commas, share one measurement.",
+    ),
 ]
 SpaceFile = Annotated[
     Path | None,

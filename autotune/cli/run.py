@@ -85,13 +85,12 @@ def _run(
     target = here(asked)  # a wrong machine is told before torch is imported
 
     from autotune.cli.context import all_routes, require_context, writable
-    from autotune.cli.output import print_json, print_text, stderr
+    from autotune.cli.output import stderr
+    from autotune.cli.tables import report
     from autotune.hardware.memory import GIB
     from autotune.report.progress import ProgressView
-    from autotune.report.summary import no_safe_route, summary_json, summary_text
     from autotune.store.database import open_database
     from autotune.tuner.crew import Crew
-    from autotune.tuner.publish import publish
     from autotune.tuner.run import ensure_selftest, open_run
     from autotune.tuner.tuner import Tuner
     from autotune.worker.worker import Worker
@@ -121,9 +120,4 @@ def _run(
             )
         progress = Tuner(run, crew, timer, view, deadline, trials).sweep()
         view.finished()
-        published = publish(run, out)
-        if json:
-            print_json(summary_json(run, progress, published))
-        else:
-            print_text(summary_text(run, progress, published))
-    return int(Exit.NO_SAFE_ROUTE if no_safe_route(published) else Exit.DONE)
+        return report(run, progress, out, json)

@@ -11,10 +11,10 @@ from autotune.tuner.book import TIMING, TIMING_VERSION
 from autotune.tuner.decide import plan_next
 from autotune.tuner.prover import seed_of
 from autotune.worker.base import Broken, Failed, JobError
-from autotune.worker.jobs import TimeJob
+from autotune.worker.jobs import TimeJob, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from autotune.bench.eprocess import SignTest
     from autotune.domain.cell import Cell
@@ -53,19 +53,21 @@ class Racer:
         self._deadline = deadline
 
     def race(
-        self, cell: Cell, evidence: Evidence, routes: Mapping[str, Route]
+        self, cell: Cell, evidences: Sequence[Evidence], routes: Mapping[str, Route]
     ) -> tuple[Evidence, str | None]:
         """Run rounds until :func:`plan_next` wants none, or the deadline passes.
 
         Args:
-            evidence: what is known of the cell, its stored rounds included.
+            evidences: what is known of the cell, its stored rounds included, one an engine: the same rounds
+                must answer for all of them.
 
         Returns:
-            The evidence with the new rounds, and the route that died, if one did. Its death is stored as a
-            failed ``timing`` row: the caller asks for verdicts again, and races those that are left.
+            The first evidence with the new rounds, and the route that died or was wrong, if one was. That is
+            stored as a failed ``timing`` row: the caller asks for verdicts again, and races those left.
         """
         seed = seed_of(self._study.seed, cell.id, TIMING)
-        while live := plan_next(evidence, self._test):
+        evidence = evidences[0]
+        while live := self._plan(evidences, evidence.rounds):
             if self._deadline.passed:
                 break
             rounds = list(evidence.rounds)
@@ -83,8 +85,8 @@ class Racer:
                 settings=asdict(settings),
                 first_round=len(rounds),
             )
-            outcome = self._worker.run(
-                job, timeout_s=TIMEOUT_S, on_event=self._report_to(cell, evidence, rounds)
+            outcome = timed(
+                self._worker.run(job, timeout_s=TIMEOUT_S, on_event=self._report_to(cell, evidences, rounds))
             )
             got_none = len(rounds) == len(evidence.rounds)
             evidence = replace(evidence, rounds=tuple(rounds))
@@ -94,8 +96,13 @@ class Racer:
                 break
         return evidence, None
 
+    def _plan(self, evidences: Sequence[Evidence], rounds: Sequence[Round]) -> tuple[str, ...]:
+        """Routes that the next round must time for any of the engines; () when none needs more."""
+        wanted = (plan_next(replace(evidence, rounds=tuple(rounds)), self._test) for evidence in evidences)
+        return tuple(dict.fromkeys(name for names in wanted for name in names))
+
     def _report_to(
-        self, cell: Cell, evidence: Evidence, rounds: list[Round]
+        self, cell: Cell, evidences: Sequence[Evidence], rounds: list[Round]
     ) -> Callable[[Any], tuple[str, ...] | bool]:
         """Commits a chunk, then answers with the routes that still need rounds; extends ``rounds``."""
 
@@ -104,7 +111,7 @@ class Racer:
             rounds.extend(Round.from_dict(data) for data in payload["rounds"])
             if self._deadline.passed:
                 return False
-            return plan_next(replace(evidence, rounds=tuple(rounds)), self._test) or False
+            return self._plan(evidences, rounds) or False
 
         return on_event
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,8 @@ ALPHA = 0.05
 # On a shared CPU a route against itself spreads by 5 % (median) to 17 %: less than this is not worth a
 # claim. On CUDA 2 % is the floor until the shift between processes has been measured.
 MARGIN = {"cpu": 0.05, "cuda": 0.02}
+# Rounds belong to no engine; which fallback they are held against is a matter of the table.
+SHARED = "any"
 
 
 @dataclass
@@ -49,7 +51,17 @@ class OpenedRun:
     book: ProofBook
     test: SignTest
     judge: Judge
+    others: tuple[Judge, ...] = ()
     _queue: TrialQueue | None = None
+
+    @property
+    def judges(self) -> tuple[Judge, ...]:
+        """One an engine, the run's own first."""
+        return (self.judge, *self.others)
+
+    def under(self, judge: Judge) -> OpenedRun:
+        """The same stored rows, judged for another engine of this run."""
+        return replace(self, target=judge.target, judge=judge, others=())
 
     @property
     def queue(self) -> TrialQueue:
@@ -84,15 +96,16 @@ class OpenedRun:
 
 
 def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
-    """What makes two runs the same study: cells, engine, and the routes that race.
+    """What makes two runs the same study: cells, and the routes that race.
 
-    One more route is one more chance of a false claim, so it starts a study of its own; proofs are bound
-    to the fingerprint and are not run again. An installed route that supports none of the cells changes
-    nothing.
+    Not the engine: engines that call the same cells share their rounds, and the number of claims counts
+    each of them. One more route is one more chance of a false claim, so it starts a study of its own;
+    proofs are bound to the fingerprint and are not run again. An installed route that supports none of the
+    cells changes nothing.
     """
     names = {route.name for lineup in _lineups(target, routes) for route in lineup.runners}
     racing = sorted((name, routes[name].version) for name in names)
-    return stable_id([target.grid.digest, target.engine.digest, racing], 16)
+    return stable_id([target.grid.digest, racing], 16)
 
 
 def multiplicity(target: Target, routes: Mapping[str, Route]) -> int:
@@ -125,12 +138,12 @@ def open_run(
     digest = study_digest(target, routes)
     with contextlib.ExitStack() as stack:
         if tuning:
-            stack.enter_context(database.lock(f"{space.gpu}-{target.engine.name}-{digest}"))
+            stack.enter_context(database.lock(f"{space.gpu}-{digest}"))
         study = repository.open_study(
             fingerprint,
             space_name=space.gpu,
             space_digest=digest,
-            engine=target.engine.name,
+            engine=SHARED,
             objectives=space.objectives,
             margin=MARGIN[target.facts.device],
             multiplicity=multiplicity(target, routes),
@@ -146,7 +159,10 @@ def open_run(
         book = ProofBook(repository, fingerprint)
         cells = tuple(repository.cells(study))
         judge = Judge(target, routes, repository, study, book, test)
-        run = OpenedRun(target, repository, fingerprint, study, cells, book, test, judge)
+        others = tuple(
+            Judge(target.under(engine), routes, repository, study, book, test) for engine in target.others
+        )
+        run = OpenedRun(target, repository, fingerprint, study, cells, book, test, judge, others)
         if tuning:
             from autotune.tuner.queue import TrialQueue
 

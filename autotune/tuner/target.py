@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class Target:
         device: torch device string of the child.
         arena_kind: the guarded arena of that device.
         seed: of the study; every operand's seed derives from it.
+        others: further engines that call the very same cells: the same rounds must answer for them too.
     """
 
     grid: Grid
@@ -26,6 +27,11 @@ class Target:
     device: str
     arena_kind: str
     seed: int
+    others: tuple[Engine, ...] = ()
+
+    def under(self, engine: Engine) -> Target:
+        """The same machine and cells under one of the other engines."""
+        return replace(self, grid=replace(self.grid, engine=engine), others=())
 
     @property
     def engine(self) -> Engine:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from autotune.domain.verdict import Status
 from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
-from autotune.tuner.decide import plan_next
 from autotune.tuner.prover import Prover
 from autotune.tuner.racer import Racer
 
@@ -71,9 +70,7 @@ class Tuner:
         decided = self._run.repository.decisions(self._run.study)
         # rows may be complete and their decision missing: a kill came in between
         pending = [
-            item
-            for item in self._run.cells
-            if item.cell.id not in decided or not self._judge.settled(item.cell)
+            item for item in self._run.cells if item.cell.id not in decided or not self._settled(item.cell)
         ]
         before = len(self._run.cells) - len(pending)
         settled = 0
@@ -108,11 +105,13 @@ class Tuner:
                 wanted.setdefault(column, []).append(item.cell)
         fallbacks, others = [], []
         for column, cells in wanted.items():
-            lineup = self._judge.lineup(column)
+            lineups = [judge.lineup(column) for judge in self._run.judges]
+            held = {lineup.fallback.name: lineup.fallback for lineup in lineups if lineup.fallback}
             fits = [cell for cell in cells if not self._judge.too_large(cell)]
-            if lineup.fallback is not None and fits:
-                fallbacks.append((lineup.fallback, column, fits))
-                others += [(route, column, fits) for route in lineup.candidates]
+            if held and fits:
+                fallbacks += [(route, column, fits) for route in held.values()]
+                runners = {route.name: route for lineup in lineups for route in lineup.runners}
+                others += [(route, column, fits) for name, route in runners.items() if name not in held]
         # A candidate is worth proving only beside a fallback that holds.
         self._prover.prove(fallbacks, self._kv_lens)
         safe = {
@@ -164,16 +163,19 @@ class Tuner:
 
     def _decide(self, cell: Cell) -> Decision | None:
         """The cell's final decision, or None if the deadline or a missing proof left it open."""
+        died: str | None = ""
+        while died is not None:  # a dead route is unsafe now, the others race on
+            evidences = [judge.evidence(cell) for judge in self._run.judges]
+            raced, died = self._racer.race(cell, evidences, self._judge.routes)
+        self._run.save_timings(cell, raced)
         evidence = self._judge.evidence(cell)
-        if plan_next(evidence, self._run.test):
-            died: str | None = ""
-            while died is not None:  # a dead route is unsafe now, the others race on
-                raced, died = self._racer.race(cell, self._judge.evidence(cell), self._judge.routes)
-            self._run.save_timings(cell, raced)
-        evidence = self._judge.evidence(cell)
-        if not self._judge.settled(cell, evidence):
+        if not self._settled(cell):
             return None
         return self._judge.outcome(cell, evidence).decision
+
+    def _settled(self, cell: Cell) -> bool:
+        """Whether more work could change no engine's answer."""
+        return all(judge.settled(cell) for judge in self._run.judges)
 
 
 def _kv_lens(cells: tuple[StudyCell, ...]) -> dict[Column, tuple[int, ...]]:

@@ -1,0 +1,34 @@
+"""Writes the tables of a run and says what is in them: what ``run`` and ``export`` end with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from autotune.tuner.run import OpenedRun
+    from autotune.tuner.tuner import Progress
+
+
+def report(run: OpenedRun, progress: Progress, out: Path, json: bool) -> int:
+    """One table an engine into ``out``; the summary on stdout, with several engines a list of them.
+
+    Returns:
+        The exit code: 5 if a cell of any table has no safe route.
+    """
+    from autotune.cli.output import print_json, print_text
+    from autotune.report.summary import no_safe_route, summary_json, summary_text
+    from autotune.tuner.publish import publish
+
+    views = [run.under(judge) for judge in run.judges]
+    written = [(view, publish(view, out)) for view in views]
+    if json:
+        found = [summary_json(view, progress, published) for view, published in written]
+        print_json(found[0] if len(found) == 1 else found)
+    else:
+        for view, published in written:
+            print_text(summary_text(view, progress, published))
+    return int(Exit.NO_SAFE_ROUTE if any(no_safe_route(published) for _, published in written) else Exit.DONE)

@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from errno import ENOMEM, ENOSPC
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -56,11 +57,17 @@ _STICKY = re.compile(
     r"unspecified launch failure|device-side assert",
     re.IGNORECASE,
 )
+_NO_MEMORY = re.compile(
+    r"\bout of memory\b|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cannot allocate memory|"
+    r"DefaultCPUAllocator: (not enough|can't allocate) memory|std::bad_alloc",
+    re.IGNORECASE,
+)
 # What says that a library or its build does not fit the machine, whatever the exception's type.
 _UNFIT = re.compile(
     r"no kernel image is available|invalid device function|device kernel image is invalid|"
     r"PTX was compiled with an unsupported toolchain|symbol lookup error|undefined symbol|"
-    r"cannot open shared object file",
+    r"cannot open shared object file|busy or unavailable|system not yet initialized|"
+    r"driver version is insufficient|no CUDA-capable device|driver shutting down",
     re.IGNORECASE,
 )
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -102,8 +109,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that there was no memory: the host's, or the device's."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    # the CPU allocator has no exception type of its own
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    if isinstance(error, OSError) and error.errno in (ENOMEM, ENOSPC):
+        return True
+    # the CPU allocator has no exception type of its own, nor have libraries
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
 
 
 def is_device_error(error: BaseException) -> bool:

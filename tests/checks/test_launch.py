@@ -109,6 +109,9 @@ def test_a_route_that_refuses_by_its_contract_is_refused(make_trial: Any) -> Non
         RuntimeError(
             "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
         ),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("plan failed: std::bad_alloc"),
+        OSError(12, "Cannot allocate memory"),
         ArenaError("no address space"),
     ],
     ids=lambda error: type(error).__name__,

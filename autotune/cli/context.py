@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli.exits import CliError, Exit
+from autotune.cli.filters import Filters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,11 +36,12 @@ class Asked:
         return self.grid.space.gpu
 
 
-def ask(gpu: str | None, engine: str, space: Path | None) -> Asked:
+def ask(gpu: str | None, engine: str, space: Path | None, filters: Filters | None = None) -> Asked:
     """Load space and engine files; raises ``SpaceError`` or ``UnknownProfile`` (exit 2).
 
     Args:
         engine: a shipped engine's name, or the path of a ``.yaml`` file; or several, comma-separated.
+        filters: the part of the space that is asked for; all of it if None.
 
     Raises:
         CliError: the engines do not call the same cells, so one measurement cannot serve them (exit 2).
@@ -51,9 +53,10 @@ def ask(gpu: str | None, engine: str, space: Path | None) -> Asked:
     opened = open_space(gpu, space)
     names = [name.strip() for name in engine.split(",")]
     engines = [load_engine(Path(n) if Path(n).suffix in (".yaml", ".yml") else n) for n in names]
-    grid = expand(opened, engines[0])
+    part = filters or Filters()
+    grid = part.restrict(expand(opened, engines[0]))
     for other in engines[1:]:
-        if expand(opened, other).digest != grid.digest:
+        if part.restrict(expand(opened, other)).digest != grid.digest:
             raise CliError(
                 f"--engine {engine}: {other.name} does not call the same cells as {engines[0].name} (layout, "
                 "page size, pad value or context differ); run them one by one",

@@ -7,7 +7,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.exits import CliError, Exit
-from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, Routes, SpaceFile
+from autotune.cli.filters import Filters
+from autotune.cli.options import (
+    DEFAULT_DB,
+    DEFAULT_OUT,
+    AttnTp,
+    Batch,
+    Db,
+    Dtype,
+    EngineName,
+    Gpu,
+    Json,
+    Kv,
+    Models,
+    Out,
+    QLen,
+    Routes,
+    SpaceFile,
+)
 
 if TYPE_CHECKING:
     from autotune.cli.context import Asked
@@ -20,6 +37,12 @@ def command(
     gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
+    models: Models = None,
+    attn_tp: AttnTp = None,
+    dtype: Dtype = None,
+    q_len: QLen = None,
+    batch: Batch = None,
+    kv: Kv = None,
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
     hardware: Annotated[
@@ -29,6 +52,12 @@ def command(
         ),
     ] = None,
     only: Routes = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective", metavar="NAME", help="Decide by this one of the study's; its first if left out."
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Apply the decision rule to stored rows and write the table again.
@@ -41,14 +70,17 @@ def command(
     from autotune.tuner.run import open_run
     from autotune.tuner.tuner import Progress
 
-    asked = ask(gpu, engine, space)
+    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv))
+    declared = asked.grid.space.objectives
+    if objective is not None and objective not in declared:
+        raise CliError(f"--objective {objective}: the space declares {', '.join(declared)}", Exit.USAGE)
     require_database(db)
     with open_database(db) as database:
         there, routes = _stored(database, asked, hardware, only)
         writable(out)
         with open_run(database, there, routes, tuning=False) as run:
             settled = sum(run.judge.settled(item.cell) for item in run.cells)
-            return report(run, Progress(len(run.cells), settled, 0, False), out, json)
+            return report(run, Progress(len(run.cells), settled, 0, False), out, json, objective)
 
 
 def _stored(
@@ -73,7 +105,8 @@ def _stored(
     if not found:
         raise CliError(
             f"{database.where}: no study of --gpu {asked.profile} with the cells of --engine "
-            f"{asked.grid.engine.name} and these routes; autotune run makes one"
+            f"{asked.grid.engine.name} and these routes; autotune run makes one, and --models, --batch, ... "
+            "must be as they were there"
         )
     if len(found) > 1:
         machines = ", ".join(f"{key[:12]} ({there.facts.hardware['name']})" for key, there in found.items())

@@ -14,9 +14,13 @@ from autotune.cli.exits import CliError, Exit
 from autotune.cli.output import fail_line
 from autotune.cli.signals import Interrupted, interruptible
 
-# By name: the modules of these are imported only by the commands that can raise them. Errors of the space,
-# the hardware and the command line carry an ``exit_code`` of their own.
+# By name: the modules of these are imported only by the commands that can raise them. A subclass is found by
+# its nearest base that is listed.
 EXITS = {
+    "autotune.space.errors.SpaceError": Exit.USAGE,
+    "autotune.hardware.errors.NoDevice": Exit.WRONG_MACHINE,
+    "autotune.hardware.errors.WrongMachine": Exit.WRONG_MACHINE,
+    "autotune.hardware.errors.HardwareError": Exit.FAILED,
     "autotune.checks.registry.UnknownCheckError": Exit.USAGE,
     "autotune.routes.registry.UnknownRoute": Exit.USAGE,
     "autotune.table.errors.TableError": Exit.USAGE,
@@ -80,10 +84,6 @@ def exit_of(error: BaseException) -> tuple[str, Exit] | None:
     for kind in type(error).__mro__:
         if (code := EXITS.get(f"{kind.__module__}.{kind.__name__}")) is not None:
             return str(error), code
-        if kind.__module__.startswith("autotune.") and isinstance(
-            code := kind.__dict__.get("exit_code"), int
-        ):
-            return str(error), Exit(code)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}", Exit.FAILED

@@ -49,4 +49,15 @@ Routes = Annotated[
         help="Only these routes take part; another selection is another study. All if left out.",
     ),
 ]
+_PART = "; a part of the space is a study of its own, which every later command must name alike."
+Models = Annotated[str | None, typer.Option("--models", metavar="NAME,...", help="Only these models" + _PART)]
+AttnTp = Annotated[str | None, typer.Option("--attn-tp", metavar="N,...", help="Only these degrees.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", metavar="PROFILE,...", help="Only these: fp32, bf16, fp8, nvfp4.")
+]
+QLen = Annotated[str | None, typer.Option("--q-len", metavar="N,...", help="Only these accept lengths.")]
+Batch = Annotated[str | None, typer.Option("--batch", metavar="N,...", help="Only these batch sizes.")]
+Kv = Annotated[
+    str | None, typer.Option("--kv", metavar="N,...", help="Only the KV rows that end at these lengths.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

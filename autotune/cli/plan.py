@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import EngineName, Gpu, Json, SpaceFile
+from autotune.cli.filters import Filters
+from autotune.cli.options import AttnTp, Batch, Dtype, EngineName, Gpu, Json, Kv, Models, QLen, SpaceFile
 
 if TYPE_CHECKING:
     from autotune.space.grid import Entry
 
 
 def command(
-    gpu: Gpu = None, engine: EngineName = "generic", space: SpaceFile = None, json: Json = False
+    gpu: Gpu = None,
+    engine: EngineName = "generic",
+    space: SpaceFile = None,
+    models: Models = None,
+    attn_tp: AttnTp = None,
+    dtype: Dtype = None,
+    q_len: QLen = None,
+    batch: Batch = None,
+    kv: Kv = None,
+    json: Json = False,
 ) -> int:
     """List cells, columns, routes and the estimated time of a run. Needs no GPU."""
     from autotune.cli.context import all_routes, ask
@@ -19,7 +29,7 @@ def command(
     from autotune.hardware.memory import too_large
     from autotune.tuner.cost import predict_all
 
-    grid = ask(gpu, engine, space).grid
+    grid = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv)).grid
     device = grid.space.device
     place = grid.engine.on(grid.architecture)
     memory = device.memory_gib or None

@@ -10,11 +10,35 @@ import typer
 
 from autotune.cli.budget import seconds
 from autotune.cli.exits import CliError, Exit
-from autotune.cli.options import DEFAULT_DB, DEFAULT_OUT, Db, EngineName, Gpu, Json, Out, Routes, SpaceFile
+from autotune.cli.filters import Filters
+from autotune.cli.options import (
+    DEFAULT_DB,
+    DEFAULT_OUT,
+    AttnTp,
+    Batch,
+    Db,
+    Dtype,
+    EngineName,
+    Gpu,
+    Json,
+    Kv,
+    Models,
+    Out,
+    QLen,
+    Routes,
+    SpaceFile,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autotune.cli.context import Asked
+    from autotune.report.progress import ProgressView
+    from autotune.routes.base import Route
     from autotune.tuner.deadline import Deadline
+    from autotune.tuner.pilot import Pilot
+    from autotune.tuner.target import Target
+    from autotune.worker.worker import Worker
 
 # A newcomer's first run must end by itself.
 CPU_BUDGET = "60s"
@@ -30,6 +54,12 @@ def command(
     gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
+    models: Models = None,
+    attn_tp: AttnTp = None,
+    dtype: Dtype = None,
+    q_len: QLen = None,
+    batch: Batch = None,
+    kv: Kv = None,
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
     budget: Annotated[
@@ -63,7 +93,7 @@ def command(
     from autotune.cli.context import ask
     from autotune.tuner.deadline import Deadline
 
-    asked = ask(gpu, engine, space)
+    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv))
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))
@@ -101,7 +131,11 @@ def _run(
     with (
         ProgressView(stderr) as view,
         open_database(db) as database,
-        open_run(database, target, routes, tuning=True) as run,
+        # what is timed runs as it is served: on the library's own allocations
+        Worker(target.device, guard_allocations=False) as timer,
+        open_run(
+            database, target, routes, tuning=True, pilot=lambda: _pilot(timer, target, routes, view)
+        ) as run,
         contextlib.ExitStack() as stack,
     ):
         count = provers or PROVERS[target.facts.device]
@@ -109,8 +143,6 @@ def _run(
             [stack.enter_context(Worker(target.device)) for _ in range(count)],
             None if target.memory_gib is None else int(target.memory_gib * GIB * PROVING_SHARE),
         )
-        # what is timed runs as it is served: on the library's own allocations
-        timer = stack.enter_context(Worker(target.device, guard_allocations=False))
         test = ensure_selftest(run, crew.workers[0], view)
         if test is not None and not test.ok:
             missed = ", ".join(f"{row.control} ({row.check}: {row.got})" for row in test.failures)
@@ -121,3 +153,11 @@ def _run(
         progress = Tuner(run, crew, timer, view, deadline, trials).sweep()
         view.finished()
         return report(run, progress, out, json)
+
+
+def _pilot(timer: Worker, target: Target, routes: Mapping[str, Route], view: ProgressView) -> Pilot:
+    from autotune.tuner.pilot import run_pilot
+
+    found = run_pilot(timer, target, routes)
+    view.pilot_done(found)
+    return found

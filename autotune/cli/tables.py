@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from autotune.tuner.tuner import Progress
 
 
-def report(run: OpenedRun, progress: Progress, out: Path, json: bool) -> int:
+def report(run: OpenedRun, progress: Progress, out: Path, json: bool, objective: str | None = None) -> int:
     """One table an engine into ``out``; the summary on stdout, with several engines a list of them.
+
+    Args:
+        objective: decide by this one of the study's; its first if None.
 
     Returns:
         The exit code: 5 if a cell of any table has no safe route.
@@ -24,7 +27,7 @@ def report(run: OpenedRun, progress: Progress, out: Path, json: bool) -> int:
     from autotune.tuner.publish import publish
 
     views = [run.under(judge) for judge in run.judges]
-    written = [(view, publish(view, out)) for view in views]
+    written = [(view, publish(view, out, objective)) for view in views]
     if json:
         found = [summary_json(view, progress, published) for view, published in written]
         print_json(found[0] if len(found) == 1 else found)

@@ -179,7 +179,8 @@ def conclude(results: Sequence[CheckResult], expected: Iterable[str]) -> Verdict
             return replace(base, status=Status.REFUSED, reason=row.detail, check=name)
         if row.status is CheckStatus.UNPROVEN:
             assert row.reason is not None
-            return replace(base, reason=row.reason.value, check=name)
+            said = f"{row.reason.value} in {name}: {row.detail}" if row.detail else row.reason.value
+            return replace(base, reason=said, check=name)
     if base.checks == 0:
         return replace(base, reason=UnprovenReason.INFRASTRUCTURE.value)
     return replace(base, status=Status.SAFE)

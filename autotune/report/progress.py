@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
     from autotune.domain.decision import Decision
     from autotune.domain.verdict import CheckResult, Verdict
+    from autotune.tuner.pilot import Pilot
 
 # Without a terminal (CI) a line of progress at most this often.
 LINE_EVERY_S = 10.0
@@ -84,6 +85,10 @@ class ProgressView:
         if self._last_unsafe:
             lines.append(Text(f"last unsafe: {self._last_unsafe}", style="red"))
         self._live.update(Group(self._bar, *lines))
+
+    def pilot_done(self, pilot: Pilot) -> None:
+        """See :class:`autotune.tuner.listener.Listener`."""
+        self._say(pilot.detail)
 
     def selftest_started(self, controls: int) -> None:
         """See :class:`autotune.tuner.listener.Listener`."""

@@ -18,9 +18,25 @@ if TYPE_CHECKING:
     from autotune.tuner.tuner import Progress
 
 
+# Of the reasons why cells are unproven; --json has all.
+REASONS_SHOWN = 3
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell" if count == 1 else f"{count} cells"
+
+
 def no_safe_route(published: Published) -> int:
     """Cells in which not even the fallback is proven safe."""
     return sum(cell.decision.reason is Reason.NO_SAFE_ROUTE for cell in published.cells)
+
+
+def unproven(published: Published) -> list[dict[str, Any]]:
+    """Why cells are open: each distinct reason with its number of cells, the most frequent first."""
+    reasons = Counter(
+        cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.UNPROVEN
+    )
+    return [{"cells": count, "detail": detail} for detail, count in reasons.most_common()]
 
 
 def summary_json(run: OpenedRun, progress: Progress, published: Published) -> dict[str, Any]:
@@ -42,6 +58,9 @@ def summary_json(run: OpenedRun, progress: Progress, published: Published) -> di
         "kills": stored.kills,
         "retries": stored.retries,
         "geomean_speedup_where_routed": exp(sum(log(s) for s in faster) / len(faster)) if faster else None,
+        "unproven": unproven(published),
+        "objective": published.table.policy.objective,
+        "unit": run.study.unit,
         "margin": run.study.margin,
         "multiplicity": run.study.multiplicity,
         "unsafe": [
@@ -83,5 +102,9 @@ def summary_text(run: OpenedRun, progress: Progress, published: Published) -> Re
             cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.NO_SAFE_ROUTE
         )
         lines.append(f"NO SAFE ROUTE in {without} cells, first: {detail}")
+    for each in data["unproven"][:REASONS_SHOWN]:
+        lines.append(f"{_cells(each['cells'])} unproven: {each['detail']}")
+    if more := data["unproven"][REASONS_SHOWN:]:
+        lines.append(f"{_cells(sum(each['cells'] for each in more))} unproven for {len(more)} other reasons")
     lines.append(f"table: {data['table']}")
     return Group(table_text(published.table), Text("\n".join(lines)))

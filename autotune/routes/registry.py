@@ -86,6 +86,11 @@ def routes(device: str | None = None) -> dict[str, Route]:
     return {**ours, **_others().routes}
 
 
+def is_built_in(name: str) -> bool:
+    """Whether the route is one of ours; nothing is imported."""
+    return name in BUILT_IN
+
+
 def load_errors() -> list[RouteLoadError]:
     """The entry points that were skipped; [] if none."""
     return list(_others().errors)

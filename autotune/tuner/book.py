@@ -58,6 +58,18 @@ class ProofBook:
         column, cell_id = (target.column, target.id) if isinstance(target, Cell) else (target, None)
         self._note(column, cell_id, route.name, route.version, result)
 
+    def knows(self, route: Route, column: Column) -> bool:
+        """Whether anything is stored about the route in the column."""
+        return (column.id, route.name, route.version) in self._rows
+
+    def trouble(self, routes: Iterable[Route], cell: Cell) -> str:
+        """Why timing the cell last ended before its time, through nobody's fault; or an empty string."""
+        for route in routes:
+            row = self._rows.get((cell.column.id, route.name, route.version), {}).get((cell.id, TIMING))
+            if row is not None and row.status is CheckStatus.UNPROVEN:
+                return row.detail
+        return ""
+
     def missing(self, route: Route, column: Column, device: str) -> list[str]:
         """Checks of the column that have no row, or one that says nothing, in running order."""
         rows = self._rows.get((column.id, route.name, route.version), {})

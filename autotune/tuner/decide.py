@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -41,6 +41,7 @@ class Evidence:
         rounds: every stored round of the cell.
         stock: what the engine calls without us; may be the fallback or a candidate. None: unknown.
         too_large: why the cell cannot run on this device at all; empty if it can.
+        trouble: why timing last ended before its time, through no route's fault; empty if it did not.
     """
 
     fallback: str
@@ -49,6 +50,7 @@ class Evidence:
     rounds: Sequence[Round] = ()
     stock: str | None = None
     too_large: str = ""
+    trouble: str = ""
 
     def __post_init__(self) -> None:
         names = [self.fallback, *(candidate.name for candidate in self.candidates)]
@@ -123,14 +125,23 @@ def decide(evidence: Evidence, test: SignTest, *, objective: Objective = graph) 
     return Outcome(decision, standings)
 
 
-def plan_next(evidence: Evidence, test: SignTest, *, objective: Objective = graph) -> tuple[str, ...]:
+def plan_next(
+    evidence: Evidence, test: SignTest, *, objectives: Iterable[Objective] = (graph,)
+) -> tuple[str, ...]:
     """Routes that the next round must time, the fallback first; () when the cell needs no more rounds.
 
-    Open are the safe candidates whose test goes on, and deployable winners that have not yet been told
-    apart from each other. While anything is open, winners are timed along: only common rounds compare them.
+    Open are, under any of the objectives, the safe candidates whose test goes on, and deployable winners that
+    have not yet been told apart from each other. While anything is open under an objective, its winners are
+    timed along: only common rounds compare them.
     """
     if _blocked(evidence) or _used_up(evidence, test):
         return ()
+    live = {name for objective in objectives for name in _live(evidence, test, objective)}
+    return (evidence.fallback, *(c.name for c in evidence.candidates if c.name in live)) if live else ()
+
+
+def _live(evidence: Evidence, test: SignTest, objective: Objective) -> set[str]:
+    """The candidates that one objective still needs rounds of."""
     standings = _standings(evidence, test, objective)
     winners = [standing for standing in standings if standing.wins]
     running = [standing for standing in standings if standing.state is State.CONTINUE]
@@ -140,9 +151,8 @@ def plan_next(evidence: Evidence, test: SignTest, *, objective: Objective = grap
         for b in winners[i + 1 :]
     )
     if not running and not contested:
-        return ()
-    live = {standing.name for standing in (*running, *winners)}
-    return (evidence.fallback, *(s.name for s in standings if s.name in live))
+        return set()
+    return {standing.name for standing in (*running, *winners)}
 
 
 def _blocked(evidence: Evidence) -> Decision | None:
@@ -221,7 +231,7 @@ def _no_winner(evidence: Evidence, standings: Sequence[Standing], objective: Obj
     """The reason that says most: a danger, a gap that more work could fill, a measured answer."""
     deployable = [standing for standing in standings if standing.candidate.deployable]
     advice = [s for s in standings if not s.candidate.deployable and s.state is State.CLAIM]
-    reason, detail = _reason(deployable)
+    reason, detail = _reason(deployable, evidence.trouble)
     if reason is Reason.UNDECIDED and _disturbed(evidence.rounds):
         lost = [r.dropped for r in evidence.rounds if r.dropped]
         detail = f"{len(lost)} of {len(evidence.rounds)} rounds were dropped: {lost[-1]}"
@@ -235,7 +245,7 @@ def _no_winner(evidence: Evidence, standings: Sequence[Standing], objective: Obj
     return Decision(None, reason, detail, vs_stock=_vs_stock(evidence, evidence.fallback, objective))
 
 
-def _reason(standings: Sequence[Standing]) -> tuple[Reason, str]:
+def _reason(standings: Sequence[Standing], trouble: str) -> tuple[Reason, str]:
     for standing in standings:
         verdict = standing.candidate.verdict
         if verdict.status is Status.UNSAFE:
@@ -247,7 +257,8 @@ def _reason(standings: Sequence[Standing]) -> tuple[Reason, str]:
             return Reason.UNPROVEN, f"{standing.name}: {verdict.reason or 'not proven yet'}"
         if standing.state is State.CONTINUE:
             assert standing.progress is not None
-            return Reason.UNPROVEN, f"{standing.name}: timing stopped after {standing.progress.n}"
+            ended = f"{standing.name}: timing stopped after {standing.progress.n}"
+            return Reason.UNPROVEN, f"{ended}: {trouble}" if trouble else ended
     for state, reason in ((State.EXHAUSTED, Reason.UNDECIDED), (State.DROP, Reason.NOT_FASTER)):
         for standing in standings:
             if standing.state is state:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from autotune.domain.verdict import Status, Verdict
-from autotune.routes.registry import BUILT_IN
+from autotune.routes.registry import is_built_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Route
     from autotune.space.engine import Engine
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """A route that can say whether its kernels are here: an optional part of a route.
+
+    ``supports`` answers from facts, on any machine; this looks at the installation.
+    """
+
+    def available(self, column: Column, facts: Facts) -> str | None:
+        """None if the route's kernels for ``column`` can be loaded here, else why not, in one line.
+
+        Called in the parent: it must import no kernel library.
+        """
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,7 @@ class Lineup:
         runners: every supported route, the fallback first: proven and timed.
         deployable: runners that the engine can call; the others are measured and shown as advice.
         unsupported: a verdict for each route that is no runner.
+        absent: those of them that support the column and whose kernels are not here.
     """
 
     fallback: Route | None
@@ -34,6 +49,7 @@ class Lineup:
     runners: tuple[Route, ...]
     deployable: frozenset[str]
     unsupported: Mapping[str, Verdict] = field(default_factory=dict)
+    absent: frozenset[str] = frozenset()
 
     @property
     def candidates(self) -> tuple[Route, ...]:
@@ -41,18 +57,39 @@ class Lineup:
         return tuple(route for route in self.runners if route is not self.fallback)
 
 
-def line_up(column: Column, routes: Mapping[str, Route], engine: Engine, arch: str, facts: Facts) -> Lineup:
-    """Ask every route whether it takes ``column`` here.
+def _nobody(route: Route) -> bool:
+    return False
+
+
+def line_up(
+    column: Column,
+    routes: Mapping[str, Route],
+    engine: Engine,
+    arch: str,
+    facts: Facts,
+    *,
+    probe: Callable[[Route], bool] = _nobody,
+) -> Lineup:
+    """Ask every route whether it takes ``column``.
 
     A third party's ``supports`` that raises makes its route unsupported: it cannot stop a run.
+
+    Args:
+        probe: which routes are also asked whether their kernels are here, if they can say so
+            (:class:`Probing`). Not one that has been proven: its rows count wherever they are read.
     """
     supported: dict[str, Route] = {}
     unsupported: dict[str, Verdict] = {}
+    absent = set()
     for name, route in routes.items():
         try:
             reason = route.supports(column, facts)
+            if reason is None and isinstance(route, Probing) and probe(route):
+                reason = route.available(column, facts)
+                if reason is not None:
+                    absent.add(name)
         except Exception as error:
-            reason = f"supports() raised {type(error).__name__}: {error}"
+            reason = f"asked for {column}, it raised {type(error).__name__}: {error}"
         if reason is None:
             supported[name] = route
         else:
@@ -62,7 +99,7 @@ def line_up(column: Column, routes: Mapping[str, Route], engine: Engine, arch: s
     can_deploy = frozenset(
         name
         for name, route in supported.items()
-        if engine.can_deploy(arch, name, built_in=name in BUILT_IN)
+        if engine.can_deploy(arch, name, built_in=is_built_in(name))
         and all(need.value in engine.offers for need in route.needs)
     )
     others = [route for route in supported.values() if route is not fallback]
@@ -72,4 +109,5 @@ def line_up(column: Column, routes: Mapping[str, Route], engine: Engine, arch: s
         runners=(fallback, *others) if fallback is not None else (),
         deployable=can_deploy,
         unsupported=unsupported,
+        absent=frozenset(absent),
     )

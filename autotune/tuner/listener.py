@@ -8,10 +8,14 @@ if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
     from autotune.domain.decision import Decision
     from autotune.domain.verdict import CheckResult, Verdict
+    from autotune.tuner.pilot import Pilot
 
 
 class Listener(Protocol):
     """Progress events, in order; none may raise, none may take long."""
+
+    def pilot_done(self, pilot: Pilot) -> None:
+        """A new study's pilot was run: it has decided the unit of the test."""
 
     def selftest_started(self, controls: int) -> None:
         """The controls are about to be shown to the checks."""

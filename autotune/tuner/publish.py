@@ -42,12 +42,16 @@ class Published:
     cells: tuple[DecidedCell, ...]
 
 
-def decide_all(run: OpenedRun) -> tuple[DecidedCell, ...]:
-    """The answer of every cell of the study, from its rows; open cells come out unproven."""
+def decide_all(run: OpenedRun, objective: str | None = None) -> tuple[DecidedCell, ...]:
+    """The answer of every cell of the study, from its rows; open cells come out unproven.
+
+    Args:
+        objective: one that the study declares; its first if None.
+    """
     found = []
     for item in run.cells:
         evidence = run.judge.evidence(item.cell)
-        decision = run.judge.outcome(item.cell, evidence).decision
+        decision = run.judge.outcome(item.cell, evidence, objective=objective).decision
         verdict = None
         if decision.route is not None:
             verdict = run.judge.verdict(run.judge.routes[decision.route], item.cell)
@@ -95,9 +99,9 @@ def accusations(run: OpenedRun) -> tuple[Unsafe, ...]:
     return tuple(found)
 
 
-def build(run: OpenedRun) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
-    """The study's table, validated."""
-    cells = decide_all(run)
+def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
+    """The study's table, validated; its policy names the objective that decided it."""
+    cells = decide_all(run, objective)
     study, target = run.study, run.target
     stock = target.engine.stock(target.arch)
     withdrawn = [
@@ -123,7 +127,7 @@ def build(run: OpenedRun) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
         policy=Policy(
             engine=target.engine.name,
             stock=stock,
-            objective=study.objectives[0],
+            objective=objective or run.judge.objectives.first,
             margin=study.margin,
             tau=0.0,
             any_false_claim=ALPHA,
@@ -136,13 +140,16 @@ def build(run: OpenedRun) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
     return table, cells
 
 
-def publish(run: OpenedRun, folder: Path) -> Published:
+def publish(run: OpenedRun, folder: Path, objective: str | None = None) -> Published:
     """Write the table to ``folder`` and note the export.
+
+    Args:
+        objective: one that the study declares; its first if None.
 
     Raises:
         TableWriteError: the folder cannot be written; nothing of an older table is lost.
     """
-    table, cells = build(run)
+    table, cells = build(run, objective)
     path = folder / file_name(run.target.facts, run.target.engine.name)
     digest = write_table(table, path)
     run.repository.record_export(run.study, "table", str(path), digest)

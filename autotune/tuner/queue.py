@@ -7,7 +7,7 @@ attributes, so that a dashboard can plot them and a larger space stays compatibl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.store.optuna_storage import rdb_storage
 from autotune.store.records import TrialState as OurState
@@ -104,6 +104,11 @@ class TrialQueue:
 
         done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         return {trial.params[PARAMETER] for trial in done}
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep a JSON value beside the study, where a dashboard shows it."""
+        with self._database.translated():
+            self._study.set_user_attr(name, value)
 
     def begin(self, item: StudyCell) -> None:
         """Start the trial of a cell."""

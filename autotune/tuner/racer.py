@@ -6,17 +6,16 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.bench.record import CHUNK, MIN_GROUP_MS, Round, RoundSettings
-from autotune.domain.verdict import CheckResult, CheckStatus
+from autotune.domain.verdict import CheckResult, CheckStatus, UnprovenReason
 from autotune.tuner.book import TIMING, TIMING_VERSION
-from autotune.tuner.decide import plan_next
 from autotune.tuner.prover import seed_of
+from autotune.tuner.trouble import explain
 from autotune.worker.base import Broken, Failed, JobError
 from autotune.worker.jobs import TimeJob, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from autotune.bench.eprocess import SignTest
     from autotune.domain.cell import Cell
     from autotune.routes.base import Route
     from autotune.store.records import Study
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from autotune.tuner.book import ProofBook
     from autotune.tuner.deadline import Deadline
     from autotune.tuner.decide import Evidence
+    from autotune.tuner.judge import Judge
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
 
@@ -41,7 +41,7 @@ class Racer:
         repository: Repository,
         study: Study,
         book: ProofBook,
-        test: SignTest,
+        judges: Sequence[Judge],
         deadline: Deadline,
     ) -> None:
         self._worker = worker
@@ -49,17 +49,17 @@ class Racer:
         self._repository = repository
         self._study = study
         self._book = book
-        self._test = test
+        self._judges = tuple(judges)
         self._deadline = deadline
 
     def race(
         self, cell: Cell, evidences: Sequence[Evidence], routes: Mapping[str, Route]
     ) -> tuple[Evidence, str | None]:
-        """Run rounds until :func:`plan_next` wants none, or the deadline passes.
+        """Run rounds until no judge wants one, or the deadline passes.
 
         Args:
-            evidences: what is known of the cell, its stored rounds included, one an engine: the same rounds
-                must answer for all of them.
+            evidences: what is known of the cell, its stored rounds included, one an engine
+                as the judges are: the same rounds must answer for all of them.
 
         Returns:
             The first evidence with the new rounds, and the route that died or was wrong, if one was. That is
@@ -67,13 +67,15 @@ class Racer:
         """
         seed = seed_of(self._study.seed, cell.id, TIMING)
         evidence = evidences[0]
-        while live := self._plan(evidences, evidence.rounds):
+        while live := self._plan(cell, evidences, evidence.rounds):
             if self._deadline.passed:
                 break
             rounds = list(evidence.rounds)
             device = self._target.facts.device
             settings = RoundSettings(
-                min_group_ms=MIN_GROUP_MS[device], chunk=CHUNK[device], max_rounds=self._test.max_rounds
+                min_group_ms=MIN_GROUP_MS[device],
+                chunk=CHUNK[device],
+                max_rounds=self._judges[0].test.max_rounds,
             )
             job = TimeJob(
                 routes=live,
@@ -92,13 +94,19 @@ class Racer:
             evidence = replace(evidence, rounds=tuple(rounds))
             if isinstance(outcome, Failed):
                 return evidence, self._accuse(cell, outcome, live, routes, seed)
-            if isinstance(outcome, (Broken, JobError)) or got_none:
+            if isinstance(outcome, (Broken, JobError)):
+                self._note(cell, outcome, live, routes, seed)
+                break
+            if got_none:
                 break
         return evidence, None
 
-    def _plan(self, evidences: Sequence[Evidence], rounds: Sequence[Round]) -> tuple[str, ...]:
+    def _plan(self, cell: Cell, evidences: Sequence[Evidence], rounds: Sequence[Round]) -> tuple[str, ...]:
         """Routes that the next round must time for any of the engines; () when none needs more."""
-        wanted = (plan_next(replace(evidence, rounds=tuple(rounds)), self._test) for evidence in evidences)
+        wanted = (
+            judge.wanted(cell, replace(evidence, rounds=tuple(rounds)))
+            for judge, evidence in zip(self._judges, evidences, strict=True)
+        )
         return tuple(dict.fromkeys(name for names in wanted for name in names))
 
     def _report_to(
@@ -111,7 +119,7 @@ class Racer:
             rounds.extend(Round.from_dict(data) for data in payload["rounds"])
             if self._deadline.passed:
                 return False
-            return self._plan(evidences, rounds) or False
+            return self._plan(cell, evidences, rounds) or False
 
         return on_event
 
@@ -119,8 +127,9 @@ class Racer:
         self, cell: Cell, outcome: Failed, live: tuple[str, ...], routes: Mapping[str, Route], seed: int
     ) -> str | None:
         """Store the death with the route that was running; None if it was none of them."""
-        name = next((name for name in live if outcome.step.startswith(f"{name}: ")), None)
+        name = _running(outcome, live)
         if name is None:
+            self._note(cell, outcome, live, routes, seed)
             return None
         result = CheckResult(
             TIMING,
@@ -128,8 +137,36 @@ class Racer:
             CheckStatus.FAILED,
             seed,
             kind=outcome.kind,
-            detail=f"{outcome.detail} ({outcome.step})",
+            detail=explain(outcome),
             launches=outcome.steps,
         )
         self._book.save(cell, routes[name], result, "")  # times are not reproduced by a command
         return name
+
+    def _note(
+        self,
+        cell: Cell,
+        outcome: Failed | Broken | JobError,
+        live: tuple[str, ...],
+        routes: Mapping[str, Route],
+        seed: int,
+    ) -> None:
+        """Store why timing ended, with the route that was running or else the fallback.
+
+        An unproven row: it accuses nobody, and keeps no verdict from being safe.
+        """
+        result = CheckResult(
+            TIMING,
+            TIMING_VERSION,
+            CheckStatus.UNPROVEN,
+            seed,
+            reason=outcome.reason if isinstance(outcome, Broken) else UnprovenReason.INFRASTRUCTURE,
+            detail=explain(outcome),
+            launches=outcome.steps,
+        )
+        self._book.save(cell, routes[_running(outcome, live) or live[0]], result, "")
+
+
+def _running(outcome: Failed | Broken | JobError, live: tuple[str, ...]) -> str | None:
+    """The route in whose step the job ended."""
+    return next((name for name in live if outcome.step.startswith(f"{name}: ")), None)

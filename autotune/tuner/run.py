@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from autotune.tuner.code_version import code_version
 from autotune.tuner.cost import predict
 from autotune.tuner.judge import Judge
 from autotune.tuner.lineup import Lineup, line_up
+from autotune.tuner.objectives import STEP, Objectives
 from autotune.tuner.selftest import SelfTest, chosen, run_selftest
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from autotune.store.database import Database
     from autotune.tuner.decide import Evidence
     from autotune.tuner.listener import Listener
+    from autotune.tuner.pilot import Pilot
     from autotune.tuner.queue import TrialQueue
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
@@ -70,26 +72,36 @@ class OpenedRun:
         return self._queue
 
     def save_timings(self, cell: Cell, evidence: Evidence) -> None:
-        """Store what the rounds say about each route, for whoever reads the database."""
+        """Store what the rounds say about each route, for whoever reads the database.
+
+        The counts are those of the first objective; the summary has the state of each.
+        """
         names = dict.fromkeys(name for round_ in evidence.rounds for name in round_.order)
+        objectives = self.judge.objectives
         rows = []
         for name in names:
             mine = [round_ for round_ in evidence.rounds if name in round_.run_us]
-            ratios = paired_ratios(evidence.rounds, evidence.fallback, name, unit=self.test.unit)
-            progress = self.test.follow(ratios)
+            seen = {
+                each: paired_ratios(evidence.rounds, evidence.fallback, name, objective, self.test.unit)
+                for each, objective in objectives.of(cell.column).items()
+            }
+            progress = {each: self.test.follow(ratios) for each, ratios in seen.items()}
+            first = progress[objectives.first]
             fallback = name == evidence.fallback
             rows.append(
                 Timing(
                     name,
-                    rounds=len(mine) if fallback else progress.n,
-                    above=0 if fallback else progress.above,
-                    below=0 if fallback else progress.below,
+                    rounds=len(mine) if fallback else first.n,
+                    above=0 if fallback else first.above,
+                    below=0 if fallback else first.below,
                     run_us=median(round_.run_us[name] for round_ in mine),
                     host_us=median(round_.host_us[name] for round_ in mine),
                     prepare_us=median(round_.prepare_us[name] for round_ in mine),
-                    summary={}
-                    if fallback or not ratios
-                    else {"state": progress.state.value, "speedup": median(ratios)},
+                    summary={
+                        each: {"state": progress[each].state.value, "speedup": median(ratios)}
+                        for each, ratios in seen.items()
+                        if ratios and not fallback
+                    },
                 )
             )
         self.repository.save_timings(self.study, cell, rows)
@@ -101,11 +113,15 @@ def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
     Not the engine: engines that call the same cells share their rounds, and the number of claims counts
     each of them. One more route is one more chance of a false claim, so it starts a study of its own;
     proofs are bound to the fingerprint and are not run again. An installed route that supports none of the
-    cells changes nothing.
+    cells changes nothing. Where ``step`` is declared, the layers that it counts belong to the question.
     """
     names = {route.name for lineup in _lineups(target, routes) for route in lineup.runners}
     racing = sorted((name, routes[name].version) for name in names)
-    return stable_id([target.grid.digest, racing], 16)
+    asked: list[object] = [target.grid.digest, racing]
+    objectives = Objectives.of_grid(target.grid)
+    if STEP in objectives.names:
+        asked.append([objectives.layers(column) for column in target.grid.columns])
+    return stable_id(asked, 16)
 
 
 def multiplicity(target: Target, routes: Mapping[str, Route]) -> int:
@@ -122,12 +138,19 @@ def _lineups(target: Target, routes: Mapping[str, Route]) -> Iterator[Lineup]:
 
 @contextlib.contextmanager
 def open_run(
-    database: Database, target: Target, routes: Mapping[str, Route], *, tuning: bool
+    database: Database,
+    target: Target,
+    routes: Mapping[str, Route],
+    *,
+    tuning: bool,
+    pilot: Callable[[], Pilot] | None = None,
 ) -> Iterator[OpenedRun]:
     """Open the study of ``target``, creating it if this is its first run.
 
     Args:
         tuning: take the exclusive lock, open Optuna's side and end what a killed run left behind.
+        pilot: run once, if the study is new, before it is created: it decides the unit of its test, which
+            nothing changes afterwards. None: a round.
 
     Raises:
         StoreError: the database cannot be used, or another run holds the study.
@@ -139,6 +162,9 @@ def open_run(
     with contextlib.ExitStack() as stack:
         if tuning:
             stack.enter_context(database.lock(f"{space.gpu}-{digest}"))
+        known = repository.find_study(fingerprint, space.gpu, digest, SHARED)
+        piloted = pilot() if pilot is not None and known is None else None
+        unit = known.unit if known is not None else (piloted.unit if piloted else Unit.ROUND).value
         study = repository.open_study(
             fingerprint,
             space_name=space.gpu,
@@ -147,7 +173,7 @@ def open_run(
             objectives=space.objectives,
             margin=MARGIN[target.facts.device],
             multiplicity=multiplicity(target, routes),
-            unit=Unit.ROUND.value,
+            unit=unit,
             seed=target.seed,
             code_version=code_version(),
         )
@@ -168,6 +194,8 @@ def open_run(
 
             run._queue = TrialQueue(database, repository, study)
             run._queue.recover(cells, repository.decisions(study))
+            if piloted is not None:
+                run._queue.note("pilot", piloted.to_dict())
         yield run
 
 

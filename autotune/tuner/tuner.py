@@ -58,7 +58,7 @@ class Tuner:
         self._trials = trials
         self._crew = crew
         self._prover = Prover(crew, run.target, run.book, listener, deadline)
-        self._racer = Racer(timer, run.target, run.repository, run.study, run.book, run.test, deadline)
+        self._racer = Racer(timer, run.target, run.repository, run.study, run.book, run.judges, deadline)
         self._kv_lens = _kv_lens(run.cells)
 
     def sweep(self) -> Progress:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -176,6 +178,50 @@ def test_plan_of_a_gpu_that_is_not_here() -> None:
     text = cli("plan", "--gpu", "b200", "--engine", "sglang")
     assert text.code == 0
     assert f"{plan['gpu']}: NVIDIA B200" in text.out
+
+
+def test_a_part_of_a_space() -> None:
+    part = cli(
+        *("plan", "--gpu", "h200", "--json", "--models", "llama-3.1-70b", "--attn-tp", "8"),
+        *("--dtype", "bf16,fp8", "--q-len", "2,4", "--batch", "1, 8", "--kv", "4096"),
+    )
+    assert part.code == 0, part.err
+    assert (part.json["columns"], part.json["cells"]) == (8, 8)
+    assert {entry["q_len"] for entry in part.json["entries"]} == {2, 4}
+    assert all(entry["kv_len"] == [4096] for entry in part.json["entries"])
+    assert all(entry["models"] == ["llama-3.1-70b @ attn_tp 8"] for entry in part.json["entries"])
+
+
+def test_a_part_is_a_study_of_its_own_that_uses_the_same_proofs(done: Place) -> None:
+    part = ["--batch", "2", "--kv", "64"]
+    missing = cli("export", *done.flags(), *part)
+    assert missing.code == 1
+    assert "must be as they were there" in missing.line
+    proofs = done.verdicts()
+    run = cli("run", *done.flags(), *part, "--json")
+    assert run.code == 0, run.err
+    assert (run.json["cells"], run.json["settled"], run.json["multiplicity"]) == (1, 1, 1)
+    assert done.verdicts() == proofs
+    assert done.count("study") == 2
+    again = cli("export", *done.flags(), *part, "--json")
+    assert again.code == 0, again.err
+    assert (again.json["study"], again.json["cells"]) == (run.json["study"], 1)
+
+
+def test_why_cells_are_open_is_said(done: Place) -> None:
+    with contextlib.closing(sqlite3.connect(done.file)) as connection, connection:
+        connection.execute(
+            "UPDATE proof SET status = 'unproven', reason = 'infrastructure', detail = 'ImportError: no'||id"
+            " WHERE check_name = 'reference' AND route = 'torch-splitkv' AND cell_id != ''"
+        )
+    text = cli("export", *done.flags())
+    assert text.code == 0, text.err
+    lines = text.out.splitlines()
+    assert sum(line.startswith("1 cell unproven: torch-splitkv: infrastructure in ") for line in lines) == 3
+    assert "ImportError: no" in text.out
+    assert "1 cell unproven for 1 other reasons" in lines
+    listed = cli("export", *done.flags(), "--json").json["unproven"]
+    assert [each["cells"] for each in listed] == [1] * 4
 
 
 def test_doctor(done: Place) -> None:

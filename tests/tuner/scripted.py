@@ -21,6 +21,7 @@ from autotune.space.space import load_file
 from autotune.store.database import open_database
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.pilot import Pilot
 from autotune.tuner.run import OpenedRun, open_run
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Progress, Tuner
@@ -81,6 +82,8 @@ def row(job: ProveJob, status: CheckStatus, **more: Any) -> CheckResult:
 
 class Silent:
     """Hears everything, says nothing."""
+
+    def pilot_done(self, pilot: Pilot) -> None: ...
 
     def selftest_started(self, controls: int) -> None: ...
 
@@ -146,8 +149,14 @@ class ScriptedWorker:
             if not reply:
                 return Completed(first - job.first_round)
             live = reply if isinstance(reply, tuple) else live
+            if end := self._end():
+                return end
             if dying := next((name for name in live if name in self.deaths), None):
                 return Failed(FailureKind.ILLEGAL_ACCESS, "SIGSEGV", self.step.format(dying), steps=5)
+
+    def _end(self) -> Outcome | None:
+        """How timing ends after a chunk; None: it goes on."""
+        return None
 
     def _round(self, index: int, live: tuple[str, ...]) -> Round:
         times = {name: self.times.get(name, 10.0) for name in live}

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from autotune.domain.cell import Column
 from autotune.domain.decision import Decision, Reason
 from autotune.domain.fingerprint import Facts
 from autotune.domain.verdict import Status
-from autotune.routes.base import Need
+from autotune.routes.base import Family, Need, Route
 from autotune.store.errors import StudyLockedError
 from autotune.store.records import TrialState
 from autotune.tuner import code_version as version_module
 from autotune.tuner.code_version import code_version
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.lineup import line_up
+from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.publish import file_name
 from autotune.tuner.queue import TrialQueue, value_of
-from autotune.tuner.run import multiplicity, open_run, study_digest
+from autotune.tuner.run import OpenedRun, multiplicity, open_run, study_digest
 from tests.tuner.scripted import FACTS, NamedRoute, ScriptedWorker, opened, routes, sweep, target
 
 FASTER = Decision("fast", Reason.PROVEN_FASTER, speedup_low=1.1, speedup=1.5)
@@ -102,6 +104,69 @@ def test_a_need_that_the_engine_does_not_offer_is_not_deployable() -> None:
     found = line_up(place.grid.columns[0], known, bare, place.arch, FACTS)
     assert found.deployable == {"torch-sdpa"}
     assert [route.name for route in found.candidates] == ["foreign"]  # measured, as advice
+
+
+@dataclass(frozen=True)
+class Unbuilt(NamedRoute):
+    """Supports everything; its kernels are not here."""
+
+    why: str = "its module is not built: run autotune prebuild"
+
+    def available(self, column: Column, facts: Facts) -> str | None:
+        if self.why == "raise":
+            raise RuntimeError("boom")
+        return self.why or None
+
+
+def test_a_route_whose_kernels_are_not_here() -> None:
+    place, column = target(), target().grid.columns[0]
+
+    def line(**more: NamedRoute) -> Lineup:
+        known = routes("fast", **more)
+        return line_up(column, known, place.engine, place.arch, FACTS, probe=lambda _: True)
+
+    found = line(away=Unbuilt("away"), here=Unbuilt("here", why=""), broken=Unbuilt("broken", why="raise"))
+    assert [route.name for route in found.candidates] == ["fast", "here"]
+    assert found.unsupported["away"].reason == Unbuilt.why
+    assert "RuntimeError: boom" in found.unsupported["broken"].reason
+    assert found.absent == {"away"}
+    # whoever does not probe does not ask: what makes a study must not depend on what is installed
+    known = routes("fast", away=Unbuilt("away"))
+    assert "away" not in line_up(column, known, place.engine, place.arch, FACTS).unsupported
+
+
+def test_a_candidate_that_is_not_here_is_unsupported_until_it_is(tmp_path: Path) -> None:
+    away, here = (
+        routes("fast", **{"torch-splitkv": Unbuilt("torch-splitkv", why=why)}) for why in ("no", "")
+    )
+    assert study_digest(target(), away) == study_digest(target(), here)
+    assert multiplicity(target(), away) == multiplicity(target(), here) == 8
+    with opened(tmp_path, away) as run:
+        assert sweep(run, ScriptedWorker()).settled == 4
+        assert {route for route, _ in run_proofs(run)} == {"torch-sdpa", "fast"}
+    with opened(tmp_path, here) as run:  # built in the meantime: the same study goes on
+        worker = ScriptedWorker()
+        assert sweep(run, worker).now == 4
+        assert {route for route, _ in worker.proved} == {"torch-splitkv"}
+        before = run.judge.outcome(run.cells[0].cell)
+    with opened(tmp_path, away) as run:  # read where it is not built: what is proven stays proven
+        assert run.judge.outcome(run.cells[0].cell) == before
+        assert sweep(run, ScriptedWorker()).now == 0
+
+
+def run_proofs(run: OpenedRun) -> set[tuple[str, str]]:
+    return {(proof.route, proof.result.check) for proof in run.repository.all_proofs(run.fingerprint)}
+
+
+def test_a_fallback_that_is_not_here_leaves_cells_unproven_and_says_why(tmp_path: Path) -> None:
+    sdpa = Unbuilt("torch-sdpa", Family.CONTEXT)
+    with opened(tmp_path, {**routes("fast"), "torch-sdpa": cast(Route, sdpa)}) as run:
+        worker = ScriptedWorker()
+        assert sweep(run, worker).settled == 0
+        assert worker.proved == []
+        outcome = run.judge.outcome(run.cells[0].cell).decision
+        assert outcome.reason is Reason.UNPROVEN
+        assert outcome.detail == f"fallback torch-sdpa: {Unbuilt.why}"
 
 
 def test_without_a_fallback_nothing_runs(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from autotune.checks import registry
 from autotune.domain.decision import Reason
-from autotune.domain.verdict import CheckStatus, FailureKind, Status
+from autotune.domain.verdict import CheckStatus, FailureKind, Status, UnprovenReason
 from autotune.tuner.book import ROW_CHECK, TIMING, ProofBook
 from autotune.tuner.prover import seed_of
 from autotune.tuner.publish import accusations, decide_all
 from autotune.tuner.run import OpenedRun
+from autotune.worker.base import Broken, Failed, JobError, Outcome
 from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, target, unproven
 
 FAST = routes("fast")
@@ -35,7 +36,7 @@ def test_a_sweep(tmp_path: Path) -> None:
         assert len(worker.proved) == 2 * 2 * len(CHECKS) + 4 * 2
         timing = {row.route: row for row in run.repository.timings(run.study, run.cells[0].cell)}
         assert timing["fast"].above == timing["fast"].rounds > 0
-        assert timing["fast"].summary["state"] == "claim"
+        assert timing["fast"].summary["graph"]["state"] == "claim"
         assert (timing["torch-sdpa"].above, timing["torch-sdpa"].summary) == (0, {})
         again = ScriptedWorker()
         assert sweep(run, again).now == 0
@@ -139,6 +140,47 @@ def test_a_death_of_our_own_code_accuses_nobody(tmp_path: Path) -> None:
         assert accusations(run) == ()
         assert len(run.repository.rounds(run.study, run.cells[0].cell)) == 4
         assert sweep(run, ScriptedWorker(times={"fast": 5.0})).settled == 4
+
+
+def details(run: OpenedRun) -> set[str]:
+    return {cell.decision.detail for cell in decide_all(run)}
+
+
+def test_why_a_proof_is_missing_is_said(tmp_path: Path) -> None:
+    worker = ScriptedWorker({("fast", CHECKS[0]): unproven})
+    with opened(tmp_path, FAST) as run:
+        sweep(run, worker)
+        assert details(run) == {f"fast: out_of_memory in {CHECKS[0]}: no memory"}
+    worker = ScriptedWorker({("torch-sdpa", CHECKS[0]): unproven})
+    with opened(tmp_path / "fallback", FAST) as run:
+        sweep(run, worker)
+        assert details(run) == {f"fallback torch-sdpa: out_of_memory in {CHECKS[0]}: no memory"}
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Broken(UnprovenReason.OUT_OF_MEMORY, "no memory", "fast: timing c"), "no memory (fast: timing c)"),
+        (JobError("ImportError", "no module\nnamed x"), "ImportError: no module named x"),
+        (Failed(FailureKind.CRASH, "SIGABRT", ""), "SIGABRT"),
+    ],
+)
+def test_why_timing_ended_is_said_until_it_goes_on(end: Outcome, said: str, tmp_path: Path) -> None:
+    class Ending(ScriptedWorker):
+        def _end(self) -> Outcome | None:
+            return end
+
+    with opened(tmp_path, FAST) as run:
+        assert sweep(run, Ending(times={"fast": 5.0})).settled == 0
+        assert details(run) == {f"fast: timing stopped after 4: {said}"}
+        assert accusations(run) == ()
+        # in the database, and no verdict suffers from it
+        book = ProofBook(run.repository, run.fingerprint)
+        cell = run.cells[0].cell
+        assert book.trouble(FAST.values(), cell) == said
+        assert book.verdict(FAST["fast"], cell.column, "cpu", cell).status is Status.SAFE
+        assert sweep(run, ScriptedWorker(times={"fast": 5.0})).settled == 4
+        assert reasons(run) == {Reason.PROVEN_FASTER}
 
 
 def test_rounds_are_committed_before_they_are_judged(tmp_path: Path) -> None:

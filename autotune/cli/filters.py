@@ -1,0 +1,53 @@
+"""``--models``, ``--attn-tp``, ``--dtype``, ``--q-len``, ``--batch``, ``--kv``: a part of a search space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.cli.exits import CliError, Exit
+
+if TYPE_CHECKING:
+    from autotune.space.grid import Grid
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The flags as written, comma lists each; None leaves an axis whole."""
+
+    models: str | None = None
+    attn_tp: str | None = None
+    dtype: str | None = None
+    q_len: str | None = None
+    batch: str | None = None
+    kv: str | None = None
+
+    def restrict(self, grid: Grid) -> Grid:
+        """The part of ``grid`` that the flags name.
+
+        Raises:
+            CliError: not a list of numbers (exit 2).
+            SpaceError: a value is not in the space, or nothing is left (exit 2).
+        """
+        return grid.restrict(
+            models=_words(self.models),
+            attn_tp=_numbers("--attn-tp", self.attn_tp),
+            dtypes=_words(self.dtype),
+            q_len=_numbers("--q-len", self.q_len),
+            batch=_numbers("--batch", self.batch),
+            kv=_numbers("--kv", self.kv),
+        )
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    words = _words(text)
+    if words is None:
+        return None
+    try:
+        return [int(word) for word in words]
+    except ValueError:
+        raise CliError(f"{flag} {text!r}: write whole numbers, such as 1,4", Exit.USAGE) from None

@@ -89,9 +89,8 @@ def main() -> None:
         print(f"{key[0]}  {key[1]}  ({cells[key]} cells timed)")
         for (objective_name, policy), values in sorted(ratios[key].items()):
             mean = exp(sum(map(log, values)) / len(values))
-            print(
-                f"  {objective_name:6} {policy:24} {mean:6.3f}   ({len(values)} cells, worst {max(values):.2f})"
-            )
+            count = f"({len(values)} cells, worst {max(values):.2f})"
+            print(f"  {objective_name:6} {policy:24} {mean:6.3f}   {count}")
         if errors[key]:
             routed = max(error for error, _ in errors[key])
             fallback = max(error for _, error in errors[key])

@@ -20,6 +20,7 @@ from autotune.domain.dtypes import BITS, Dtype
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
+    from autotune.space.grid import SpaceCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,20 @@ def predict_proof(column: Column, device: str, routes: int = 2) -> float:
         + use.proof_byte * _kv_bytes(column, longest)
         + use.proof_product * _products(column, longest)
     )
+
+
+def ranked(cells: Iterable[SpaceCell], device: str) -> list[SpaceCell]:
+    """Cheapest column first, a column's cells together, shortest first.
+
+    A budget that ends early then leaves whole columns open, not the long rows of all of them: an engine that
+    captures graphs asks for the ``any`` row, which needs every row of its column.
+    """
+    listed = list(cells)
+    cost: dict[Column, float] = {}
+    for item in listed:
+        column = item.cell.column
+        cost[column] = cost.get(column, predict_proof(column, device)) + predict(item.cell, device)
+    return sorted(listed, key=lambda item: (cost[item.cell.column], item.cell.column.id, item.cell.kv_high))
 
 
 def predict_all(cells: Iterable[Cell], device: str, routes: int = 2) -> float:

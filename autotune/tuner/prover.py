@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,13 @@ def repro_command(job: ProveJob) -> str:
         f"autotune prove {job.route} --column {shlex.quote(column)} --check {job.check} "
         f"--kv-lens {lens} --seed {job.seed} --pad-value {job.pad_value} --device {device}"
     )
+
+
+def _mean_length(column: Column, kv_lens: tuple[int, ...]) -> int:
+    """Mean row of a check's largest launch: rows are drawn over the whole range, uniform in the log."""
+    longest = max(kv_lens)
+    spread = longest / max(1.0, math.log(longest / column.q_len))
+    return min(longest, round(spread + sum(kv_lens) / column.batch_size) + 1)
 
 
 class Prover:
@@ -96,8 +104,8 @@ class Prover:
                     for cell in cells
                     if self._book.lacks_row(route, cell) and (cell.id, name, ROW_CHECK) not in self._tried
                 ]
-        # the pool, its oracle's copies in pieces, the engine's workspace
-        nbytes = 2 * operand_bytes(column, max(kv_lens)) + machine.engine.workspace_bytes
+        # the pool, its pages that are withheld from `prepare`, the oracle's pieces, the engine's workspace
+        nbytes = 3 * operand_bytes(column, _mean_length(column, kv_lens)) + machine.engine.workspace_bytes
         return Task(route, column, tuple(jobs), nbytes)
 
     def _job(

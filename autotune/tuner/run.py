@@ -15,7 +15,7 @@ from autotune.store.records import Fingerprint, Study, StudyCell, Timing
 from autotune.store.repository import Repository
 from autotune.tuner.book import ProofBook
 from autotune.tuner.code_version import code_version
-from autotune.tuner.cost import predict
+from autotune.tuner.cost import ranked
 from autotune.tuner.judge import Judge
 from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.objectives import STEP, Objectives
@@ -177,10 +177,8 @@ def open_run(
             seed=target.seed,
             code_version=code_version(),
         )
-        ranked = sorted(
-            target.grid.cells, key=lambda item: (predict(item.cell, target.facts.device), item.cell.id)
-        )
-        repository.add_cells(study, [(item.cell, item.models, rank) for rank, item in enumerate(ranked)])
+        queue = ranked(target.grid.cells, target.facts.device)
+        repository.add_cells(study, [(item.cell, item.models, rank) for rank, item in enumerate(queue)])
         test = SignTest(study.margin, study.multiplicity, ALPHA, unit=Unit(study.unit))
         book = ProofBook(repository, fingerprint)
         cells = tuple(repository.cells(study))

@@ -7,6 +7,7 @@ a round.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import log
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 # Three times 64 rounds tell an autocorrelation to 0.07: white noise passes the limit once in 400 studies.
 CELLS = 3
 ROUNDS = 64
-# Of all cells in different columns, so many are tried: a route that cannot run here must not cost minutes.
+# So many cells are tried: a route that cannot run here must not cost minutes.
 ATTEMPTS = 5
 # Half a second on the CPU; on CUDA a library may load its modules first.
 TIMEOUT_S = 60.0
@@ -61,7 +62,7 @@ class Pilot:
 
 
 def run_pilot(worker: Worker, target: Target, routes: Mapping[str, Route]) -> Pilot:
-    """Time the fallback against its first candidate in the cheapest cells of different columns.
+    """Time the fallback against its first candidate in the cheapest cells, of different columns if it can be.
 
     Raises:
         WorkerError: no child can be had.
@@ -89,19 +90,22 @@ def run_pilot(worker: Worker, target: Target, routes: Mapping[str, Route]) -> Pi
         unit,
         lag1,
         count,
-        f"pilot of {count} rounds in {len(series)} cells: autocorrelation {lag1:.2f}, "
+        f"pilot of {count} rounds, {ROUNDS} a cell: autocorrelation {lag1:.2f}, "
         f"so the unit of the test is {meaning}",
     )
 
 
 def _pairs(target: Target, routes: Mapping[str, Route]) -> list[tuple[Cell, tuple[str, str]]]:
-    """(cell, (fallback, candidate)): the cheapest cell of each column with a candidate, cheapest first."""
-    cells: dict[str, Cell] = {}
+    """(cell, (fallback, candidate)), cheapest first; a column comes again once each has come."""
     device = target.facts.device
-    for item in sorted(target.grid.cells, key=lambda item: (predict(item.cell, device), item.cell.id)):
-        cells.setdefault(item.cell.column.id, item.cell)
+    ranked = sorted(target.grid.cells, key=lambda item: (predict(item.cell, device), item.cell.id))
+    turns: Counter[str] = Counter()
+    cells: list[tuple[int, Cell]] = []
+    for item in ranked:
+        cells.append((turns[item.cell.column.id], item.cell))
+        turns[item.cell.column.id] += 1
     found = []
-    for cell in cells.values():
+    for _, cell in sorted(cells, key=lambda each: each[0]):
         lineup = line_up(cell.column, routes, target.engine, target.arch, target.facts, probe=lambda _: True)
         if lineup.fallback is not None and lineup.candidates:
             found.append((cell, (lineup.fallback.name, lineup.candidates[0].name)))

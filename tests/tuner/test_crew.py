@@ -32,7 +32,7 @@ from autotune.tuner.target import Target
 from autotune.worker.base import Broken, Completed, Outcome, WorkerError
 from autotune.worker.jobs import ProveJob
 from autotune.worker.worker import Worker
-from tests.console import TINY
+from tests.console import SINGLE
 from tests.tuner.scripted import (
     FACTS,
     ScriptedWorker,
@@ -294,9 +294,9 @@ def test_a_deadline_leaves_the_rest_for_the_next_call(tmp_path: Path) -> None:
 
 
 def proven(folder: Path, count: int) -> set[tuple[object, ...]]:
-    """All proofs of the tiny space on this CPU by ``count`` real children."""
+    """All proofs of one cell and its column on this CPU by ``count`` real children."""
     facts = collect("cpu")
-    place = Target(expand(load_file(TINY), load_engine("generic")), facts, "cpu", "host_mmap", seed=11)
+    place = Target(expand(load_file(SINGLE), load_engine("generic")), facts, "cpu", "host_mmap", seed=11)
     known: dict[str, Route] = route_registry.routes("cpu")
     with opened(folder, known, place) as run, ExitStack() as stack:
         workers = [stack.enter_context(Worker("cpu")) for _ in range(count)]
@@ -306,7 +306,7 @@ def proven(folder: Path, count: int) -> set[tuple[object, ...]]:
             for column in place.grid.columns
             for route in known.values()
         ]
-        prover.prove(wanted, dict.fromkeys(place.grid.columns, (64, 128)))
+        prover.prove(wanted, dict.fromkeys(place.grid.columns, (128,)))
         return _rows(run)
 
 
@@ -328,5 +328,5 @@ def _rows(run: OpenedRun) -> set[tuple[object, ...]]:
 
 def test_two_children_prove_what_one_proves(tmp_path: Path) -> None:
     one, two = proven(tmp_path / "one", 1), proven(tmp_path / "two", 2)
-    assert len(one) > 40
+    assert len(one) > 20
     assert one == two

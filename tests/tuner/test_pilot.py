@@ -75,12 +75,12 @@ def test_white_noise_leaves_the_unit_a_round() -> None:
     assert found.unit is Unit.ROUND
     assert found.lag1 is not None
     assert abs(found.lag1) < 0.2
-    # one cell a column, the cheapest; the fallback against its first candidate; nothing stored to go on from
-    assert found.rounds == 128
-    assert [job.routes for job in worker.jobs] == [("torch-sdpa", "fast")] * 2
-    assert [job.cell["kv_high"] for job in worker.jobs] == [64, 64]
+    # each column's cheapest cell before its next; the fallback against its first candidate
+    assert found.rounds == 192
+    assert [job.routes for job in worker.jobs] == [("torch-sdpa", "fast")] * 3
+    assert [job.cell["kv_high"] for job in worker.jobs] == [64, 64, 128]
     assert {job.first_round for job in worker.jobs} == {0}
-    assert "in 2 cells" in found.detail
+    assert found.detail.startswith("pilot of 192 rounds, 64 a cell: autocorrelation ")
     assert found.detail.endswith("so the unit of the test is a round")
 
 
@@ -93,14 +93,15 @@ def test_rounds_that_tell_about_the_next_make_blocks() -> None:
     assert found.to_dict() == {
         "unit": "block4",
         "lag1": found.lag1,
-        "rounds": 128,
+        "rounds": 192,
         "detail": found.detail,
     }
 
 
 def test_a_cell_that_fails_is_left_out() -> None:
     worker = PilotWorker(white, [Failed(FailureKind.CRASH, "SIGSEGV", "fast: timing")])
-    assert pilot_of(worker).rounds == 64
+    assert pilot_of(worker).rounds == 192
+    assert len(worker.jobs) == 4
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_cell_that_fails_is_left_out() -> None:
     ],
 )
 def test_a_pilot_that_fails_says_so_and_leaves_a_round(end: Outcome, said: str) -> None:
-    found = pilot_of(PilotWorker(white, [end] * 2))
+    found = pilot_of(PilotWorker(white, [end] * 4))
     assert (found.unit, found.lag1, found.rounds) == (Unit.ROUND, None, 0)
     assert found.detail == f"no pilot, the unit of the test is a round: {said}"
 
@@ -139,7 +140,7 @@ def test_a_pilot_runs_once_a_study(tmp_path: Path) -> None:
                 assert run.study.unit == "block4"
                 assert run.test.unit is Unit.BLOCK4
                 kept = run.queue._study.user_attrs["pilot"]
-                assert (kept["unit"], kept["rounds"]) == ("block4", 128)
+                assert (kept["unit"], kept["rounds"]) == ("block4", 192)
         assert len(asked) == 1
         # reading, and a later run whose pilot would say otherwise, keep what is stored
         with open_run(database, target(), routes("fast"), tuning=False) as run:

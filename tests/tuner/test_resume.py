@@ -56,9 +56,7 @@ def test_killed_five_times(place: Place, finished: tuple[Place, Result]) -> None
         if number == 0:
             assert place.count("selftest") == 0
             place.with_selftest_of(finished[0])  # the four that follow need not wait for it
-    last = Script(["run", *place.flags(), "--json"], place.folder)
-    result = last.end()
-    last.assert_nothing_left()
+    result = cli("run", *place.flags(), "--json")
     assert result.code == 0, result.err
     assert result.json["settled"] == CELLS
     assert 1 <= result.json["kills"] <= 4  # the first came before any trial
@@ -66,11 +64,8 @@ def test_killed_five_times(place: Place, finished: tuple[Place, Result]) -> None
     assert place.verdicts() == finished[0].verdicts()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted(tested: Place, finished: tuple[Place, Result], number: signal.Signals) -> None:
-    run = Script(["run", *tested.flags()], tested.folder)
-    run.until(lambda: tested.count("proof") >= 2)
-    run.send(number)
+def assert_interrupted(run: Script) -> None:
+    """It ended as resumable, in one line, and took its children along."""
     result = run.end()
     run.assert_nothing_left()
     assert result.code == 130
@@ -79,6 +74,13 @@ def test_interrupted(tested: Place, finished: tuple[Place, Result], number: sign
         "autotune: interrupted; what is stored stays, the same command goes on from there"
     )
     assert "Traceback" not in result.err
+
+
+def test_interrupted(tested: Place, finished: tuple[Place, Result]) -> None:
+    run = Script(["run", *tested.flags()], tested.folder)
+    run.until(lambda: tested.count("proof") >= 2)
+    run.send(signal.SIGINT)
+    assert_interrupted(run)
     assert tested.unended() == 0
     assert tested.rows("SELECT state, kills FROM trial") == [("interrupted", 0)]
     assert not tested.table.exists()
@@ -89,12 +91,12 @@ def test_interrupted(tested: Place, finished: tuple[Place, Result], number: sign
     assert set(before) <= set(tested.verdicts()) <= set(finished[0].verdicts())
 
 
-def test_interrupted_while_it_starts(tested: Place) -> None:
+def test_terminated_while_it_starts(tested: Place) -> None:
     run = Script(["run", *tested.flags()], tested.folder)
     run.until(lambda: tested.count("study") == 1)
-    run.send(signal.SIGINT)
-    assert run.end().code == 130
-    run.assert_nothing_left()
+    run.send(signal.SIGTERM)
+    assert_interrupted(run)
+    assert tested.unended() == 0
 
 
 def forget_decision(place: Place, *, optuna: str) -> str:

@@ -27,7 +27,7 @@ WIDE_ZONE_START = 32 * TIB
 WIDE_BEFORE = 24 * TIB
 WIDE_HOLE = 32 * TIB
 # Physical memory kept for reuse.
-KEPT_BYTES = 8 * GIB
+KEPT_BYTES = 2 << 30
 
 
 def driver() -> Any:

@@ -35,7 +35,7 @@ PLAIN_STEP = 32 << 20
 PLAIN_LEAST = 512
 # Larger blocks, and all beyond this total, go back to the driver: operands are mapped from what is left.
 KEEP_BLOCK = 256 << 20
-KEEP_BYTES = 8 << 30
+KEEP_BYTES = 2 << 30
 OUT_OF_MEMORY_STATUS = 70
 
 _ALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)

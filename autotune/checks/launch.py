@@ -64,6 +64,7 @@ _NO_MEMORY = re.compile(
 )
 # What says that a library or its build does not fit the machine, whatever the exception's type.
 _UNFIT = re.compile(
+    r"MissingJITCacheError|JIT compilation is disabled|"
     r"no kernel image is available|invalid device function|device kernel image is invalid|"
     r"PTX was compiled with an unsupported toolchain|symbol lookup error|undefined symbol|"
     r"cannot open shared object file|busy or unavailable|system not yet initialized|"

@@ -8,6 +8,7 @@ import math
 import shlex
 from typing import TYPE_CHECKING
 
+from autotune.domain.dtypes import BITS, Dtype
 from autotune.domain.identity import stable_id
 from autotune.domain.verdict import CheckStatus, Status
 from autotune.hardware.memory import operand_bytes
@@ -104,8 +105,11 @@ class Prover:
                     for cell in cells
                     if self._book.lacks_row(route, cell) and (cell.id, name, ROW_CHECK) not in self._tried
                 ]
-        # the pool, its pages that are withheld from `prepare`, the oracle's pieces, the engine's workspace
-        nbytes = 3 * operand_bytes(column, _mean_length(column, kv_lens)) + machine.engine.workspace_bytes
+        # the pool, its pages that are withheld from `prepare`, the oracle's pieces; or the far pool of
+        # scattered_pages, 2^31 elements of K and as many of V; and the engine's workspace
+        far = 2 * 2**31 * BITS[Dtype(column.dtypes.kv)] // 8
+        nbytes = max(far, 3 * operand_bytes(column, _mean_length(column, kv_lens)))
+        nbytes += machine.engine.workspace_bytes
         return Task(route, column, tuple(jobs), nbytes)
 
     def _job(

@@ -143,6 +143,7 @@ MESSAGES = (
         False,
     ),
     _message(
+        r"MissingJITCacheError|JIT compilation is disabled|"
         r"no kernel image is available|invalid device function|device kernel image is invalid|"
         r"PTX was compiled with an unsupported toolchain|busy or unavailable|system not yet initialized|"
         r"driver version is insufficient|no CUDA-capable device|driver shutting down",

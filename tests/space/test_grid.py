@@ -23,11 +23,7 @@ def test_rows_follow_each_other_from_q_len(cpu: Grid) -> None:
     for entry in cpu.entries:
         assert entry.rows[0][0] == entry.q_len
         assert all(low == high + 1 for (_, high), (low, _) in zip(entry.rows, entry.rows[1:], strict=False))
-    assert [(item.cell.kv_low, item.cell.kv_high) for item in cpu.cells[:3]] == [
-        (1, 256),
-        (257, 1024),
-        (1025, 4096),
-    ]
+    assert [(item.cell.kv_low, item.cell.kv_high) for item in cpu.cells[:2]] == [(1, 256), (257, 2048)]
 
 
 def test_rows_past_the_context_are_dropped_and_named() -> None:
@@ -108,21 +104,21 @@ def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
 
 def test_filters(cpu: Grid) -> None:
     whole = {item.cell.id for item in cpu.cells}
-    part = cpu.restrict(models=["llama-3.1-70b"], dtypes=["bf16"], q_len=[4], batch=[4], kv=[1024, 4096])
-    assert [(item.cell.kv_low, item.cell.kv_high) for item in part.cells] == [(257, 1024), (1025, 4096)]
+    part = cpu.restrict(models=["llama-3.1-70b"], dtypes=["bf16"], q_len=[4], batch=[8], kv=[2048])
+    assert [(item.cell.kv_low, item.cell.kv_high) for item in part.cells] == [(257, 2048)]
     assert {item.models for item in part.cells} == {("llama-3.1-70b @ attn_tp 8",)}
     assert {item.cell.id for item in part.cells} < whole  # a filtered cell is the same cell
     assert cpu.restrict().digest == cpu.digest
     assert len(cpu.restrict(trials=5).cells) == 5
     assert cpu.restrict(trials=5).cells == cpu.cells[:5]
     assert len(cpu.restrict(trials=5).restrict(trials=9).cells) == 5
-    assert len(cpu.restrict(trials=5).columns) == 2
+    assert len(cpu.restrict(trials=5).columns) == 3
 
 
 def test_an_interval_stays_where_both_its_ends_do(cpu: Grid) -> None:
-    assert not [column for column in cpu.restrict(batch=[4]).columns if column.interval]
-    assert cpu.restrict(batch=[1, 4]).digest == cpu.digest
-    assert cpu.restrict(batch=[4]).entries[0].intervals == ()
+    assert not [column for column in cpu.restrict(batch=[8]).columns if column.interval]
+    assert cpu.restrict(batch=[1, 8]).digest == cpu.digest
+    assert cpu.restrict(batch=[8]).entries[0].intervals == ()
 
 
 def test_attn_tp_filter() -> None:
@@ -135,16 +131,16 @@ def test_attn_tp_filter() -> None:
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        ({"batch": [3]}, "--batch 3: not in the space, which has 1, 4"),
+        ({"batch": [3]}, "--batch 3: not in the space, which has 1, 8"),
         ({"q_len": [1, 2]}, "--q-len 2: not in the space, which has 1, 4"),
-        ({"kv": [512]}, "--kv 512: not in the space, which has 256, 1024, 4096"),
+        ({"kv": [512]}, "--kv 512: not in the space, which has 256, 2048"),
         ({"dtypes": ["fp8"]}, "--dtype fp8: not in the space, which has fp32, bf16"),
         ({"attn_tp": [4]}, "--attn-tp 4: not in the space, which has 8"),
         (
             {"models": ["glm-4.5"]},
             "--models glm-4.5: not in the space, which has llama-3.1-70b, qwen3-235b-a22b",
         ),
-        ({"batch": []}, "--batch: names nothing; the space has 1, 4"),
+        ({"batch": []}, "--batch: names nothing; the space has 1, 8"),
         ({"trials": 0}, "--trials 0: must be an integer >= 1"),
     ],
 )

@@ -104,15 +104,15 @@ def test_b200_adds_nvfp4() -> None:
 
 def test_the_cpu_grid() -> None:
     grid = expand(load_profile("cpu"), load_engine("generic"))
-    assert (len(grid.columns), len(grid.cells)) == (12, 36)
+    assert (len(grid.columns), len(grid.cells)) == (12, 24)
     assert {entry.models for entry in grid.entries} == {
         ("llama-3.1-70b @ attn_tp 8", "qwen3-235b-a22b @ attn_tp 8")
     }
     assert grid.entries[0].layers == {"llama-3.1-70b @ attn_tp 8": 80, "qwen3-235b-a22b @ attn_tp 8": 94}
     assert {column.shape.page_size for column in grid.columns} == {16}
     interiors = [column for column in grid.columns if column.interval]
-    assert {column.interval for column in interiors} == {(1, 4)}
-    assert {column.batch_size for column in interiors} < {2, 3}
+    assert {column.interval for column in interiors} == {(1, 8)}
+    assert {column.batch_size for column in interiors} < set(range(2, 8))
     engine = load_engine("generic")
     assert engine.fallback("cpu") == ("torch-sdpa",)
     assert engine.stock("cpu") == "torch-sdpa"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autotune.store.records import StudyCell
     from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
+    from autotune.tuner.decide import Evidence
     from autotune.tuner.listener import Listener
     from autotune.tuner.run import OpenedRun
     from autotune.worker.worker import Worker
@@ -166,6 +167,8 @@ class Tuner:
         died: str | None = ""
         while died is not None:  # a dead route is unsafe now, the others race on
             evidences = [judge.evidence(cell) for judge in self._run.judges]
+            if any(_waits(evidence) for evidence in evidences):
+                return None
             raced, died = self._racer.race(cell, evidences, self._judge.routes)
         self._run.save_timings(cell, raced)
         evidence = self._judge.evidence(cell)
@@ -176,6 +179,12 @@ class Tuner:
     def _settled(self, cell: Cell) -> bool:
         """Whether more work could change no engine's answer."""
         return all(judge.settled(cell) for judge in self._run.judges)
+
+
+def _waits(evidence: Evidence) -> bool:
+    """Whether an engine's fallback is still to be proven: rounds without it would be missing for good, since
+    only common rounds compare two routes and a cell has a fixed number of them."""
+    return evidence.fallback_verdict.status is Status.UNPROVEN and not evidence.too_large
 
 
 def _kv_lens(cells: tuple[StudyCell, ...]) -> dict[Column, tuple[int, ...]]:

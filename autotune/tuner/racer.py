@@ -165,6 +165,9 @@ class Racer:
             launches=outcome.steps,
         )
         self._book.save(cell, routes[_running(outcome, live) or live[0]], result, "")
+        if result.reason is not UnprovenReason.BUDGET:
+            # Rounds that are lost only where a route was slow would bias the test: a cell has few losses.
+            self._repository.lose_chunk(self._study, cell)
 
 
 def _running(outcome: Failed | Broken | JobError, live: tuple[str, ...]) -> str | None:

@@ -66,7 +66,7 @@ class Tuner:
         """Settle pending cells until none is left or the budget is spent.
 
         Whatever ends it (Ctrl-C, a full disk, a kill), every row committed so far stands, and the next
-        call goes on from there.
+        call goes on from there. A cell that lost its child too often while it was timed stays unproven.
         """
         decided = self._run.repository.decisions(self._run.study)
         # rows may be complete and their decision missing: a kill came in between
@@ -74,6 +74,9 @@ class Tuner:
             item for item in self._run.cells if item.cell.id not in decided or not self._settled(item.cell)
         ]
         before = len(self._run.cells) - len(pending)
+        trials = self._run.repository.trials(self._run.study)
+        given_up = {cell_id for cell_id, trial in trials.items() if trial.given_up}
+        pending = [item for item in pending if item.cell.id not in given_up]
         settled = 0
         left = None if self._deadline.seconds is None else self._deadline.left
         self._listener.started(len(self._run.cells), before, left)

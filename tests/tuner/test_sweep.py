@@ -183,6 +183,22 @@ def test_why_timing_ended_is_said_until_it_goes_on(end: Outcome, said: str, tmp_
         assert reasons(run) == {Reason.PROVEN_FASTER}
 
 
+def test_a_cell_that_keeps_losing_its_child_is_given_up(tmp_path: Path) -> None:
+    class Ending(ScriptedWorker):
+        def _end(self) -> Outcome | None:
+            return Broken(UnprovenReason.OUT_OF_MEMORY, "no memory", "fast: timing c")
+
+    with opened(tmp_path, FAST) as run:
+        sweep(run, Ending(times={"fast": 5.0}))
+        assert {trial.lost for trial in run.repository.trials(run.study).values()} == {1}
+        for item in run.cells:  # two more such calls
+            run.repository.lose_chunk(run.study, item.cell)
+            run.repository.lose_chunk(run.study, item.cell)
+        # rounds lost only where a route was slow would bias the test: it is not retried for ever
+        assert sweep(run, ScriptedWorker(times={"fast": 5.0})).settled == 0
+        assert reasons(run) == {Reason.UNPROVEN}
+
+
 def test_rounds_are_committed_before_they_are_judged(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass

@@ -67,7 +67,7 @@ def test_help(command: str) -> None:
         (["run", "--gpu", "cpu", "--db", "evidence.db"], "did you mean 'sqlite:///evidence.db'?"),
         (["run", "--space", "no-such.yaml"], "no-such.yaml"),
         (["plan", "--gpu", "cpu", "--batch", "1,x"], "--batch '1,x': write whole numbers"),
-        (["plan", "--gpu", "cpu", "--batch", "3"], "--batch 3: not in the space, which has 1, 4"),
+        (["plan", "--gpu", "cpu", "--batch", "3"], "--batch 3: not in the space, which has 1, 8"),
         (["run", "--gpu", "cpu", "--models", "llama-9"], "--models llama-9: not in the space"),
         (["run", "--gpu", "cpu", "--dtype", ""], "--dtype: names nothing; the space has fp32, bf16"),
         (["export", "--gpu", "cpu", "--kv", "4097"], "--kv 4097: not in the space"),

@@ -54,7 +54,7 @@ def command(
 ) -> int:
     """Say what the router answers for one call on this machine, why, and on what proof.
 
-    Exit 0 whatever the answer is.
+    Exit 0 whatever the answer is, 2 if the table has no entry for these heads.
     """
     from autotune.cli.output import print_json, print_text
     from autotune.router import Router

@@ -88,7 +88,7 @@ def _text(plan: dict[str, Any]) -> str:
         f"{plan['gpu']}: {plan['device']}, engine {plan['engine']} ({plan['mode']} mode)",
         f"fallback: {', then '.join(plan['fallback'])}; stock: {plan['stock']}",
         f"deployable: {', '.join(plan['deployable'])}",
-        f"installed here: {', '.join(plan['installed']) or 'none of them'}",
+        f"registered here: {', '.join(plan['installed']) or 'none of them'}",
         f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
         f"estimated: {took} beside the self-test",
     ]

@@ -7,16 +7,14 @@ lies strictly inside a proven interval, a KV length lies inside a proven row.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 
 from autotune.router.explanation import Explanation, Why
+from autotune.router.log import logger
 from autotune.table.letters import RESERVED
 from autotune.table.model import Entry, Grid, Proof, Speedup
-
-_LOG = logging.getLogger("autotune.router")
 
 # (upper ends, answers, answer without a KV length). The first end is q_len - 1 and its answer None, as is
 # the one past the last end: a KV length outside the proven rows finds None.
@@ -57,7 +55,7 @@ class MissLog:
             self._seen.add(found.why)
             # A logging handler or filter is foreign code; serving must not die of it.
             try:
-                _LOG.warning("fallback, %s: %s (further ones are not logged)", found.why, found.detail)
+                logger().warning("fallback, %s: %s (further ones are not logged)", found.why, found.detail)
             except Exception:
                 return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -28,6 +27,8 @@ def facts_from(given: FactsLike) -> Facts | None:
         return Facts.from_dict(given)
     if not isinstance(given, (str, os.PathLike)):
         raise ValueError(f"facts must be Facts, a dictionary or a path, not {type(given).__name__}")
+    import json
+
     path = os.fspath(given)
     try:
         parsed = json.loads(read_regular(given, _MAX_BYTES))

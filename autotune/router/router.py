@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -14,12 +13,11 @@ from autotune.domain.shape import Shape
 from autotune.router.bound import Bound, MissLog, as_integer
 from autotune.router.explanation import Explanation, Why
 from autotune.router.facts import FactsLike, facts_from
+from autotune.router.log import logger
 from autotune.router.status import ACTIVE, INACTIVE, RouterStatus
 from autotune.table.load import load_table
 from autotune.table.model import Entry, RoutingTable
 from autotune.table.quarantine import apply_quarantine
-
-_LOG = logging.getLogger("autotune.router")
 
 ShapeLike = Shape | Mapping[str, Any]
 DTypesLike = DTypes | Mapping[str, Any]
@@ -237,8 +235,8 @@ def _text(value: object) -> str:
 def _log_load(status: RouterStatus) -> None:
     try:
         if status.active:
-            _LOG.info("active: %s: %s; %s", status.path, status.reason, status.digest)
+            logger().info("active: %s: %s; %s", status.path, status.reason, status.digest)
         else:
-            _LOG.warning("inactive, every answer is the fallback: %s: %s", status.path, status.reason)
+            logger().warning("inactive, every answer is the fallback: %s: %s", status.path, status.reason)
     except Exception:  # a handler or filter is foreign code
         return

@@ -12,7 +12,6 @@ from autotune.table.errors import TableError
 from autotune.table.model import RoutingTable
 from autotune.table.parse import table_from
 from autotune.table.source import open_signed, read_regular
-from autotune.table.strict_yaml import parse
 from autotune.table.validate import validate
 
 __all__ = ["TableError", "load_table"]
@@ -24,6 +23,9 @@ def load_table(source: str | os.PathLike[str] | bytes) -> RoutingTable:
     Raises:
         TableError: anything wrong with it, in one line: file, place, problem, remedy.
     """
+    # Here: PyYAML is a quarter of what importing the router would cost, and only loading needs it.
+    from autotune.table.strict_yaml import parse
+
     file = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
     try:
         text, digest = open_signed(source if isinstance(source, bytes) else read_regular(source))

@@ -6,7 +6,6 @@ anything is parsed: a truncated, edited or re-encoded file never reaches the YAM
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -58,6 +57,8 @@ def sign(body: bytes) -> bytes:
 
 def digest_of(body: bytes) -> str:
     """``sha256:`` and the hex digest of a table's bytes before the digest line."""
+    import hashlib  # loads OpenSSL: only where a table is read
+
     return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 

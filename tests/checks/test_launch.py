@@ -19,6 +19,7 @@ from autotune.checks.launch import (
     bits,
     conduct,
     is_device_error,
+    is_unfit,
     poison,
     poisoned,
 )
@@ -301,3 +302,16 @@ def test_a_route_may_declare_its_arithmetic_by_column(make_trial: Any) -> None:
 )
 def test_a_device_error_is_known_by_what_libraries_quote(text: str, sticky: bool) -> None:
     assert is_device_error(RuntimeError(text)) is sticky
+
+
+@pytest.mark.parametrize(
+    ("text", "unfit"),
+    [
+        # FlashInfer's exception for a module that was not prebuilt: once stored as the kernel's launch_error
+        ("JIT compilation is disabled via FLASHINFER_DISABLE_JIT environment variable", True),
+        ("MissingJITCacheError: xqa_input_bf16", True),
+        ("tile must be a multiple of 16", False),
+    ],
+)
+def test_a_module_that_was_not_built_accuses_nobody(text: str, unfit: bool) -> None:
+    assert is_unfit(RuntimeError(text)) is unfit

@@ -39,6 +39,11 @@ OUTSIDE = FaultSite("SIGSEGV", 0x10, False)
         ("DefaultCPUAllocator: can't allocate memory: you tried", UnprovenReason.OUT_OF_MEMORY, False),
         ("DefaultCPUAllocator: not enough memory: you tried", UnprovenReason.OUT_OF_MEMORY, False),
         ("no kernel image is available for execution", UnprovenReason.INFRASTRUCTURE, True),
+        (
+            "MissingJITCacheError: JIT compilation is disabled via FLASHINFER_DISABLE_JIT",
+            UnprovenReason.INFRASTRUCTURE,
+            True,
+        ),
         ("all CUDA-capable devices are busy or unavailable", UnprovenReason.INFRASTRUCTURE, True),
         ("python: symbol lookup error: x.so: undefined symbol: f", UnprovenReason.INFRASTRUCTURE, False),
     ],

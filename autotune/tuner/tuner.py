@@ -174,10 +174,11 @@ class Tuner:
                 return None
             raced, died = self._racer.race(cell, evidences, self._judge.routes)
         self._run.save_timings(cell, raced)
-        evidence = self._judge.evidence(cell)
-        if not self._settled(cell):
+        # read once more: a route that died in the race has another verdict now
+        judged = [(judge, judge.evidence(cell)) for judge in self._run.judges]
+        if not all(judge.settled(cell, evidence) for judge, evidence in judged):
             return None
-        return self._judge.outcome(cell, evidence).decision
+        return self._judge.outcome(cell, judged[0][1]).decision
 
     def _settled(self, cell: Cell) -> bool:
         """Whether more work could change no engine's answer."""

@@ -204,13 +204,10 @@ class Database:
             with file_lock(self.path, f"study {study_id}"):
                 yield
         elif not self.is_sqlite:
-            with self.translated():
-                holder = advisory_lock(self.engine, self.where, study_id)
-            try:
+            with contextlib.ExitStack() as held:
+                with self.translated():
+                    held.enter_context(advisory_lock(self.engine, self.where, study_id))
                 yield
-            finally:
-                holder.invalidate()
-                holder.close()
         else:
             with _memory_lock(self._held, study_id):
                 yield

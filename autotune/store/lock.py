@@ -19,7 +19,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.store.errors import StudyLockedError, from_os
 from autotune.store.types import utc_now
@@ -79,12 +80,9 @@ def _refusal(where: str, holder: str) -> str:
     return f"{where}: in use by another run ({holder}); wait for it to end, or name another database"
 
 
-def advisory_lock(engine: Engine, where: str, study_id: str) -> Connection:
-    """Take PostgreSQL's advisory lock of ``study_id``.
-
-    Returns:
-        The connection that holds it: ``invalidate()`` and ``close()`` release the lock and keep the
-        connection, which bears a holder's name, out of the pool.
+@contextlib.contextmanager
+def advisory_lock(engine: Engine, where: str, study_id: str) -> Iterator[None]:
+    """Hold PostgreSQL's advisory lock of ``study_id``.
 
     Raises:
         StudyLockedError: another session has it.
@@ -93,18 +91,24 @@ def advisory_lock(engine: Engine, where: str, study_id: str) -> Connection:
     # two 32-bit keys, which pg_locks shows as classid and objid
     first = int.from_bytes(digest[:4], "big", signed=True)
     second = int.from_bytes(digest[4:8], "big", signed=True)
+    keys = {"first": first, "second": second}
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     try:
         me = _me(study_id)["who"][:63]
         connection.execute(text("SELECT set_config('application_name', :name, false)"), {"name": me})
-        keys = {"first": first, "second": second}
         if not connection.scalar(text("SELECT pg_try_advisory_lock(:first, :second)"), keys):
             raise StudyLockedError(_refusal(f"{where}, study {study_id}", _session(engine, first, second)))
-    except BaseException:
+        try:
+            yield
+        finally:
+            # Said, and not left to the end of the connection: the server sees that some time after we close
+            # it, and until then nobody holds what the next run is refused. A server that has gone holds no lock.
+            with contextlib.suppress(SQLAlchemyError):
+                connection.execute(text("SELECT pg_advisory_unlock(:first, :second)"), keys)
+    finally:
+        # out of the pool: it bears a holder's name
         connection.invalidate()
         connection.close()
-        raise
-    return connection
 
 
 def _session(engine: Engine, first: int, second: int) -> str:

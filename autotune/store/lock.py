@@ -102,7 +102,7 @@ def advisory_lock(engine: Engine, where: str, study_id: str) -> Iterator[None]:
             yield
         finally:
             # Said, and not left to the end of the connection: the server sees that some time after we close
-            # it, and until then nobody holds what the next run is refused. A server that has gone holds no lock.
+            # it, and until then the next run is refused. A server that has gone holds no lock.
             with contextlib.suppress(SQLAlchemyError):
                 connection.execute(text("SELECT pg_advisory_unlock(:first, :second)"), keys)
     finally:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 # Children and libraries read these at start; two busy OpenMP threads on two shared cores stall for
 # milliseconds at a time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that starts the tests in the background leaves SIGINT ignored, and what we start inherits that: the
+# tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _cuda() -> bool:

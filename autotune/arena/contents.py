@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from autotune.arena.kv_cache import KvCache
     from autotune.domain.cell import Column
 
 # A dead K slot gives a logit that outweighs every live one, a dead V slot a value far outside the live
@@ -35,6 +36,11 @@ class Values(str, Enum):
     POSITION_UNIFORM = "position_uniform"
     # V as above, each query is aligned with the key of one token: the output is that token's code.
     POSITION_ONE_HOT = "position_one_hot"
+
+    @property
+    def exact(self) -> tuple[bool, bool]:
+        """Whether K, and whether V, holds codes that every cache dtype keeps exactly."""
+        return self is Values.POSITION_ONE_HOT, self is not Values.RANDOM
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -61,11 +67,23 @@ def quantise(values: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Te
     return values.to(dtype)
 
 
-def position_code(row: int | torch.Tensor, tokens: torch.Tensor, dim: int) -> torch.Tensor:
-    """V codes [len(tokens), dim]: small integers, exact in every dtype (magnitude at most 8).
+# Codes of a position are small integers. e2m1 holds only some of them.
+CODES = tuple(range(-8, 9))
+NVFP4_CODES = (-6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6)
 
-    Element d of token t is one signed digit of a mix of (row, t, d), so two tokens, rows or pages that are
-    confused differ in about 16 of 17 elements.
+
+def codes_of(kv_dtype: str) -> tuple[int, ...]:
+    """The codes that a KV cache of ``kv_dtype`` holds exactly."""
+    return NVFP4_CODES if kv_dtype == "nvfp4" else CODES
+
+
+def position_code(
+    row: int | torch.Tensor, tokens: torch.Tensor, dim: int, codes: tuple[int, ...] = CODES
+) -> torch.Tensor:
+    """V codes [len(tokens), dim]: small integers, exact in the cache's dtype (magnitude at most 8).
+
+    Element d of token t is one of ``codes`` by a mix of (row, t, d), so two tokens, rows or pages that are
+    confused differ in about 16 of 17 elements (10 of 11 in nvfp4).
 
     Args:
         row: the request, or one for each token.
@@ -74,7 +92,7 @@ def position_code(row: int | torch.Tensor, tokens: torch.Tensor, dim: int) -> to
     rows = row[:, None] if isinstance(row, torch.Tensor) else row
     mixed = (tokens.to(torch.int64)[:, None] * 7919 + rows * 104729 + 31) * (2 * d[None, :] + 1)
     mixed = mixed ^ (mixed >> 7) ^ (mixed >> 13)
-    return (mixed % 17 - 8).to(torch.float32)
+    return torch.tensor(codes, dtype=torch.float32, device=tokens.device)[mixed % len(codes)]
 
 
 def visible_span(kv_len: int, q_len: int, i: int, window_left: int) -> tuple[int, int]:
@@ -102,7 +120,7 @@ def host_rows(
         if kind is Values.RANDOM:
             values = torch.randn((kv_len, shape.num_kv_heads, shape.head_dim_vo), generator=generator)
         else:
-            code = position_code(row, torch.arange(kv_len), shape.head_dim_vo)
+            code = position_code(row, torch.arange(kv_len), shape.head_dim_vo, codes_of(column.dtypes.kv))
             # each KV head has a code of its own: head h is rolled by h, so confused heads show
             values = torch.stack([code.roll(h, dims=1) for h in range(shape.num_kv_heads)], dim=1)
         if kind is Values.POSITION_ONE_HOT:
@@ -203,7 +221,8 @@ class PagedContents:
             values = torch.randn((*inner, shape.head_dim_vo), generator=generator, device=device)
         else:
             flat = row[:, None].expand_as(tokens).reshape(-1)
-            code = position_code(flat, tokens.reshape(-1), shape.head_dim_vo)
+            codes = codes_of(self.column.dtypes.kv)
+            code = position_code(flat, tokens.reshape(-1), shape.head_dim_vo, codes)
             head = torch.arange(shape.num_kv_heads, device=device)[:, None]
             rolled = (torch.arange(shape.head_dim_vo, device=device)[None, :] - head) % shape.head_dim_vo
             values = code[:, rolled].view(*inner, shape.head_dim_vo)
@@ -211,18 +230,12 @@ class PagedContents:
             keys = torch.where(keys < 0, -1.0, 1.0)
         return where, keys, values, live
 
-    def write(self, k: torch.Tensor, v: torch.Tensor, k_scale: float, v_scale: float) -> None:
-        """Write every live page once, dead slots hostile, into the pool views [pages, page, heads, dim]."""
+    def write(self, k: KvCache, v: KvCache) -> None:
+        """Write every live page once, dead slots hostile."""
         for index in range(-(-len(self.pages.ids) // self.chunk_pages)):
             where, keys, values, live = self.chunk(index)
-            dead, ids = ~live[:, :, None, None], self.pages.ids[where]
-            for pool, data, scale, hostile in (
-                (k, keys, k_scale, HOSTILE_K),
-                (v, values, v_scale, HOSTILE_V),
-            ):
-                cast = quantise(data, scale, pool.dtype)
-                bits(cast).masked_fill_(dead, pattern(stored(hostile, scale, pool.dtype), pool.dtype))
-                bits(pool)[ids] = bits(cast)
+            for cache, data, exact in zip((k, v), (keys, values), self.kind.exact, strict=True):
+                cache.write_pages(self.pages.ids[where], data, ~live, exact)
 
     def rows(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """K and V of each request in order, fp32 [kv_len, kv_heads, dim], as they were before quantising."""
@@ -254,12 +267,8 @@ class PagedContents:
             yield keys, values
 
 
-def fill_dead(k: torch.Tensor, v: torch.Tensor, live: torch.Tensor, k_scale: float, v_scale: float) -> None:
-    """Write hostile values into every page of the pool views that ``live`` does not name."""
-    dead = torch.ones(k.shape[0], dtype=torch.bool, device=k.device)
+def dead_pages(total: int, live: torch.Tensor) -> torch.Tensor:
+    """Ids of the pages of a pool of ``total`` that ``live`` does not name."""
+    dead = torch.ones(total, dtype=torch.bool, device=live.device)
     dead[live] = False
-    ids = dead.nonzero().flatten()
-    if len(ids) == 0:
-        return
-    for pool, scale, hostile in ((k, k_scale, HOSTILE_K), (v, v_scale, HOSTILE_V)):
-        bits(pool)[ids] = pattern(stored(hostile, scale, pool.dtype), pool.dtype)
+    return dead.nonzero().flatten()

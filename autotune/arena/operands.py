@@ -7,6 +7,7 @@ row owns) hold large finite values, so that a wrong mask or page shows in the nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -21,14 +22,14 @@ from autotune.arena.contents import (
     Pages,
     Values,
     bits,
+    codes_of,
+    dead_pages,
     draw_targets,
-    fill_dead,
     host_rows,
     pattern,
     position_code,
-    quantise,
-    stored,
 )
+from autotune.arena.kv_cache import KvCache, block_scales_like, kv_caches
 from autotune.domain.shape import KvLayout
 from autotune.routes.base import Capacity, Step
 
@@ -47,6 +48,7 @@ __all__ = [
     "Values",
     "build",
     "capacity_of",
+    "codes_of",
     "pages_of",
     "pool_pages",
     "position_code",
@@ -60,8 +62,9 @@ TORCH_DTYPES = {
     "fp16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
 }
+NVFP4 = "nvfp4"
 # KV caches that carry a scale; a 16-bit one has none to apply.
-_SCALED = ("e4m3",)
+_SCALED = ("e4m3", NVFP4)
 
 
 class PageOrder(str, Enum):
@@ -90,8 +93,9 @@ class Recipe:
         pool_pages: total pages; None: live + dead. With ``far_end`` a large number puts live pages past it.
         fill_dead: write hostile values into pages that no row owns. False leaves them untouched, so that a
             pool of many GiB costs only its live pages.
-        k_scale, v_scale: dequantisation scales of an e4m3 cache: it holds the values divided by them.
+        k_scale, v_scale: dequantisation scales of an e4m3 or nvfp4 cache: it holds values divided by them.
         empty_rows: rows of length 0 are allowed: an engine that pads with 0 hands over such rows.
+        interleaved_v_scales: V's block scales are stored as the trtllm-gen kernels read them; nvfp4 only.
     """
 
     kv_lens: tuple[int, ...]
@@ -106,6 +110,7 @@ class Recipe:
     k_scale: float = 1.0
     v_scale: float = 1.0
     empty_rows: bool = False
+    interleaved_v_scales: bool = False
 
 
 @dataclass(slots=True, repr=False)
@@ -132,6 +137,11 @@ class Operands:
     def __repr__(self) -> str:
         # shapes only: whoever prints operands after their memory was unmapped must not read it
         return f"Operands({self.column}, {self.recipe}, {self.step}, out {tuple(self.out.shape)})"
+
+    @property
+    def caches(self) -> tuple[KvCache, KvCache]:
+        """K and V as they are stored."""
+        return kv_caches(self.step, self.recipe.interleaved_v_scales)
 
     def unquantised(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """K and V of each row in order, fp32 [kv_len, num_kv_heads, dim], before scaling and rounding.
@@ -171,23 +181,30 @@ def capacity_of(column: Column, recipe: Recipe, device: str, max_batch_size: int
 
 
 def _kv_pool(
-    arena: Arena, layout: str, pages: int, page: int, heads: int, dims: tuple[int, int], dtype: torch.dtype
+    arena: Arena,
+    layout: str,
+    pages: int,
+    page: int,
+    heads: int,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    what: str = "cache",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V as [pages, page, heads, dim] views of the engine's pool."""
     kind = KvLayout(layout)
     hnd = kind.value.endswith("hnd")
     inner = (heads, page) if hnd else (page, heads)
     if kind in (KvLayout.SEPARATE_NHD, KvLayout.SEPARATE_HND):
-        k = arena.tensor("k_cache", (pages, *inner, dims[0]), dtype)
-        v = arena.tensor("v_cache", (pages, *inner, dims[1]), dtype)
+        k = arena.tensor(f"k_{what}", (pages, *inner, dims[0]), dtype)
+        v = arena.tensor(f"v_{what}", (pages, *inner, dims[1]), dtype)
     else:
         if dims[0] != dims[1]:
             raise ValueError(f"layout {layout} needs equal QK and VO head dims, not {dims}")
         if kind in (KvLayout.FUSED_NHD, KvLayout.FUSED_HND):
-            pool = arena.tensor("kv_cache", (2, pages, *inner, dims[0]), dtype)
+            pool = arena.tensor(f"kv_{what}", (2, pages, *inner, dims[0]), dtype)
             k, v = pool[0], pool[1]
         else:
-            pool = arena.tensor("kv_cache", (pages, 2, *inner, dims[0]), dtype)
+            pool = arena.tensor(f"kv_{what}", (pages, 2, *inner, dims[0]), dtype)
             k, v = pool[:, 0], pool[:, 1]
     return (k.transpose(1, 2), v.transpose(1, 2)) if hnd else (k, v)
 
@@ -219,11 +236,20 @@ def _checked(column: Column, recipe: Recipe) -> None:
     least = 0 if recipe.empty_rows else 1
     if max(recipe.kv_lens) > column.max_context or min(recipe.kv_lens) < least:
         raise ValueError(f"kv_lens must lie in {least}..{column.max_context}, not {recipe.kv_lens}")
-    if column.dtypes.kv not in TORCH_DTYPES or column.dtypes.q not in TORCH_DTYPES:
+    if column.dtypes.kv not in (*TORCH_DTYPES, NVFP4) or column.dtypes.q not in TORCH_DTYPES:
         raise NotImplementedError(
             f"operands of q {column.dtypes.q} and KV {column.dtypes.kv} are not made; "
-            f"supported: {', '.join(TORCH_DTYPES)}"
+            f"supported: {', '.join(TORCH_DTYPES)}, and {NVFP4} KV"
         )
+    if recipe.interleaved_v_scales:
+        shape = column.shape
+        if column.dtypes.kv != NVFP4:
+            raise ValueError(f"a {column.dtypes.kv} KV cache has no block scales to interleave")
+        if shape.page_size % 4 or shape.head_dim_vo % 64:
+            raise ValueError(
+                "interleaved V scales need a page_size that 4 divides and a head_dim that 64 divides, "
+                f"not {shape.page_size} and {shape.head_dim_vo}"
+            )
     if min(recipe.k_scale, recipe.v_scale) <= 0.0:
         raise ValueError(f"k_scale and v_scale must be positive, not {recipe.k_scale}, {recipe.v_scale}")
     if (recipe.k_scale, recipe.v_scale) != (1.0, 1.0) and column.dtypes.kv not in _SCALED:
@@ -241,17 +267,35 @@ def _query(arena: Arena, column: Column, recipe: Recipe) -> torch.Tensor:
     return packed[:, :heads]
 
 
-def _pool(arena: Arena, column: Column, recipe: Recipe) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = column.shape
-    return _kv_pool(
-        arena,
-        shape.kv_layout,
-        pool_pages(column, recipe),
-        shape.page_size,
-        shape.num_kv_heads,
-        (shape.head_dim, shape.head_dim_vo),
-        TORCH_DTYPES[column.dtypes.kv],
-    )
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def _pool(arena: Arena, column: Column, recipe: Recipe) -> tuple[_Pair, _Pair | None]:
+    """K and V of the engine's pool, and their block scales where it is an nvfp4 one."""
+    shape, kv = column.shape, column.dtypes.kv
+    dims = (shape.head_dim, shape.head_dim_vo)
+
+    def pair(dims: tuple[int, int], dtype: torch.dtype, what: str) -> _Pair:
+        total, page, heads = pool_pages(column, recipe), shape.page_size, shape.num_kv_heads
+        return _kv_pool(arena, shape.kv_layout, total, page, heads, dims, dtype, what)
+
+    if kv != NVFP4:
+        return pair(dims, TORCH_DTYPES[kv], "cache"), None
+    # scales after codes: where both lie in one arena, each has an end of its own to be guarded
+    codes = pair((dims[0] // 2, dims[1] // 2), torch.uint8, "cache")
+    blocks = (block_scales_like(dims[0]), block_scales_like(dims[1]))
+    return codes, pair(blocks, torch.float8_e4m3fn, "block_scales")
+
+
+def _sinks(arena: Arena, column: Column, recipe: Recipe) -> torch.Tensor | None:
+    """One logit a head, of the size of what the shortest row sums up, so that no row hides it."""
+    if not column.shape.sinks:
+        return None
+    generator = torch.Generator().manual_seed((recipe.seed ^ 0x51AC) % 2**63)
+    sinks = arena.tensor("sinks", (column.shape.num_qo_heads,), torch.float32)
+    shortest = max(1, min(recipe.kv_lens) - column.q_len + 1)
+    sinks.copy_(torch.randn(sinks.shape, generator=generator) + math.log(shortest))
+    return sinks
 
 
 def build(
@@ -270,21 +314,10 @@ def build(
     generator = torch.Generator().manual_seed(recipe.seed)
     counts = [pages_of(kv_len, shape.page_size) for kv_len in recipe.kv_lens]
     owned = _assign_pages(recipe, counts, pool_pages(column, recipe), generator)
-    k, v = _pool(pool or arena, column, recipe)
+    (k, v), blocks = _pool(pool or arena, column, recipe)
     q = _query(arena, column, recipe)
-    pages = Pages.of(owned, recipe.kv_lens, device)
-    if _one_stream(device):
-        targets, state = _fill_on_host(column, recipe, owned, generator, q, k, v)
-        paged = None
-    else:
-        targets, paged = _fill_on_device(column, recipe, pages, generator, q, k, v)
-        state = None
-
     page_table = arena.tensor("page_table", (batch, column.table_width), torch.int32)
-    page_table.fill_(recipe.table_garbage)
-    page_table[pages.row, pages.place] = pages.ids.to(torch.int32)
     seq_lens = arena.tensor("seq_lens", (batch,), torch.int32)
-    seq_lens.copy_(torch.tensor(recipe.kv_lens, dtype=torch.int32))
     step = Step(
         q=q,
         k=k,
@@ -297,7 +330,21 @@ def build(
         k_scale=recipe.k_scale,
         v_scale=recipe.v_scale,
         max_seq_len=column.max_context,
+        sinks=_sinks(arena, column, recipe),
+        kv_block_scales=blocks,
     )
+    caches = kv_caches(step, recipe.interleaved_v_scales)
+    pages = Pages.of(owned, recipe.kv_lens, device)
+    if _one_stream(device):
+        targets, state = _fill_on_host(column, recipe, owned, generator, q, caches)
+        paged = None
+    else:
+        targets, paged = _fill_on_device(column, recipe, pages, generator, q, caches)
+        state = None
+
+    page_table.fill_(recipe.table_garbage)
+    page_table[pages.row, pages.place] = pages.ids.to(torch.int32)
+    seq_lens.copy_(torch.tensor(recipe.kv_lens, dtype=torch.int32))
     return Operands(column, recipe, step, _out(arena, column, recipe), owned, targets, state, paged)
 
 
@@ -308,11 +355,14 @@ def twin(arena: Arena, operands: Operands) -> Operands:
         ArenaError: memory could not be mapped.
     """
     column, recipe, step = operands.column, operands.recipe, operands.step
-    k, v = _pool(arena, column, recipe)
+    (k, v), blocks = _pool(arena, column, recipe)
     q = _query(arena, column, recipe)
-    for mine, theirs in ((k, step.k), (v, step.v), (q, step.q)):
+    for mine, theirs in zip(
+        (q, k, v, *(blocks or ())), (step.q, step.k, step.v, *(step.kv_block_scales or ())), strict=True
+    ):
         bits(mine).copy_(bits(theirs))
-    return replace(operands, step=replace(step, q=q, k=k, v=v), out=_out(arena, column, recipe))
+    step = replace(step, q=q, k=k, v=v, kv_block_scales=blocks)
+    return replace(operands, step=step, out=_out(arena, column, recipe))
 
 
 def _out(arena: Arena, column: Column, recipe: Recipe) -> torch.Tensor:
@@ -332,20 +382,16 @@ def _fill_on_host(
     owned: list[list[int]],
     generator: torch.Generator,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    caches: tuple[KvCache, KvCache],
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Fill q and the pool; returns the targets and the generator's state before the first row."""
-    page, dtype = column.shape.page_size, k.dtype
-    hostile_k = stored(HOSTILE_K, recipe.k_scale, dtype)
-    hostile_v = stored(HOSTILE_V, recipe.v_scale, dtype)
-    if recipe.fill_dead:
-        k.fill_(hostile_k)
-        v.fill_(hostile_v)
-    else:  # the tails of live pages are hostile all the same
+    page = column.shape.page_size
+    # the tails of live pages are hostile whatever happens to pages that nobody owns
+    live = None
+    if not recipe.fill_dead:
         live = torch.tensor([page_id for ids in owned for page_id in ids], dtype=torch.int64)
-        k[live] = hostile_k
-        v[live] = hostile_v
+    for cache in caches:
+        cache.fill_hostile(live)
     queries = torch.randn(q.shape, generator=generator)
     if recipe.values is not Values.RANDOM:
         queries = torch.zeros_like(queries)
@@ -354,11 +400,11 @@ def _fill_on_host(
         targets = torch.full((len(owned), column.q_len), -1, dtype=torch.int64)
     state = generator.get_state()
     rows = host_rows(column, recipe.kv_lens, recipe.values, generator, queries, targets)
-    for kv_len, pages, (keys, values) in zip(recipe.kv_lens, owned, rows, strict=True):
-        slots = torch.tensor(pages, dtype=torch.int64).repeat_interleave(page)[:kv_len]
-        offsets = torch.arange(kv_len) % page
-        k[slots, offsets] = quantise(keys, recipe.k_scale, dtype)
-        v[slots, offsets] = quantise(values, recipe.v_scale, dtype)
+    for kv_len, pages, drawn in zip(recipe.kv_lens, owned, rows, strict=True):
+        ids = torch.tensor(pages, dtype=torch.int64).repeat_interleave(page)[:kv_len]
+        slots = torch.arange(kv_len) % page
+        for cache, values, exact in zip(caches, drawn, recipe.values.exact, strict=True):
+            cache.write_tokens(ids, slots, values, exact)
     q.copy_(queries.to(dtype=q.dtype))
     return targets, state
 
@@ -369,14 +415,14 @@ def _fill_on_device(
     pages: Pages,
     generator: torch.Generator,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    caches: tuple[KvCache, KvCache],
 ) -> tuple[torch.Tensor | None, PagedContents]:
     """Fill q and the pool without a loop over rows; returns the targets and what was written."""
     contents = PagedContents(column, pages, recipe.values, recipe.seed)
-    contents.write(k, v, recipe.k_scale, recipe.v_scale)
-    if recipe.fill_dead:
-        fill_dead(k, v, pages.ids, recipe.k_scale, recipe.v_scale)
+    contents.write(*caches)
+    if recipe.fill_dead and len(dead := dead_pages(pool_pages(column, recipe), pages.ids)):
+        for cache in caches:
+            cache.fill_hostile(dead)
     if recipe.values is Values.POSITION_UNIFORM:
         bits(q).zero_()
         return None, contents
@@ -391,8 +437,8 @@ def _fill_on_device(
     page, picks = column.shape.page_size, targets.clamp(min=0).to(q.device)
     # an empty last row starts past the end; what it reads is multiplied by zero
     index = (pages.starts[:, None] + picks // page).clamp(max=len(pages.ids) - 1)
-    keys = bits(k)[pages.ids[index], picks % page].view(k.dtype)  # [batch, q_len, kv_heads, dim]
-    queries = torch.sign(keys.to(torch.float32)).repeat_interleave(column.shape.group, dim=2) * 8.0
+    keys = caches[0].tokens(pages.ids[index], picks % page)  # [batch, q_len, kv_heads, dim]
+    queries = torch.sign(keys).repeat_interleave(column.shape.group, dim=2) * 8.0
     queries *= (targets >= 0).to(q.device)[:, :, None, None]
     q.copy_(queries.flatten(0, 1))
     return targets, contents

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.arena.nvfp4 import interleaves_v_scales
 from autotune.arena.operands import Operands, Recipe, pages_of
 from autotune.bench.clock import BenchError, Launch, TimingFindingError, accusing
 from autotune.bench.record import Finding
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 class Outputs:
     """Compares the live routes' outputs in one cell.
 
+    Attributes:
+        interleaved_v_scales: how the cell's operands store V's block scales.
+
     Raises:
         NotImplementedError: the error of the cell's dtypes has no bound.
     """
@@ -37,6 +41,7 @@ class Outputs:
     def __init__(self, cell: Cell, facts: Facts, routes: Sequence[Route], device: str) -> None:
         self._cell = cell
         self._device = device
+        self.interleaved_v_scales = interleaves_v_scales(cell.column, facts)
         self._bounds = {
             route.name: oracle.bound(cell.column, arithmetic_of(route, cell.column, facts))
             for route in routes
@@ -110,7 +115,8 @@ class Outputs:
             row[: pages_of(kv_len, column.shape.page_size)]
             for row, kv_len in zip(step.page_table.tolist(), kv_lens, strict=True)
         ]
-        ref = oracle.reference(Operands(column, Recipe(kv_lens, seed=0), step, launch.out, pages))
+        recipe = Recipe(kv_lens, seed=0, interleaved_v_scales=self.interleaved_v_scales)
+        ref = oracle.reference(Operands(column, recipe, step, launch.out, pages))
         for name, out in outs.items():
             found = oracle.worst(out, ref)
             if found.error > self._bounds[name]:

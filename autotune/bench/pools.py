@@ -11,7 +11,7 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, build, capacity_of, pages_of, twin
 from autotune.bench.clock import BenchError, Launch
-from autotune.domain.dtypes import BITS, Dtype
+from autotune.hardware.memory import kv_pool_bytes
 
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
@@ -28,10 +28,7 @@ WORTH_BYTES = 128 * 2**20
 
 def pool_bytes(cell: Cell) -> int:
     """Bytes of one KV pool that holds every request of ``cell`` at ``kv_high``."""
-    shape = cell.column.shape
-    slots = cell.column.batch_size * pages_of(cell.kv_high, shape.page_size) * shape.page_size
-    elements = slots * shape.num_kv_heads * (shape.head_dim + shape.head_dim_vo)
-    return elements * BITS[Dtype(cell.column.dtypes.kv)] // 8
+    return kv_pool_bytes(cell.column, cell.kv_high)
 
 
 def operand_sets(cell: Cell, *, cache_bytes: int, memory_bytes: int, most: int = MOST_SETS) -> int:
@@ -94,9 +91,20 @@ class Pools:
 
     @classmethod
     def build(
-        cls, arena: Arena, cell: Cell, *, count: int, seed: int, device: str, shared: bool = False
+        cls,
+        arena: Arena,
+        cell: Cell,
+        *,
+        count: int,
+        seed: int,
+        device: str,
+        shared: bool = False,
+        interleaved_v_scales: bool = False,
     ) -> Pools:
         """Build ``count`` sets in ``arena``.
+
+        Args:
+            interleaved_v_scales: see :class:`autotune.arena.operands.Recipe`.
 
         Raises:
             ArenaError: memory could not be mapped.
@@ -107,7 +115,11 @@ class Pools:
         kv_lens = (longest,) * column.batch_size
 
         def drawn(index: int) -> Operands:
-            recipe = Recipe(kv_lens=kv_lens, seed=Random(f"{seed}:pool:{index}").getrandbits(63))
+            recipe = Recipe(
+                kv_lens=kv_lens,
+                seed=Random(f"{seed}:pool:{index}").getrandbits(63),
+                interleaved_v_scales=interleaved_v_scales,
+            )
             return build(arena, column, recipe, device)
 
         first = drawn(0)

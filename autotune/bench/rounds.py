@@ -133,6 +133,7 @@ def _time(
         seed=seed,
         device=device,
         shared=clock.shared_metadata,
+        interleaved_v_scales=outputs.interleaved_v_scales,
     )
     stands: dict[str, Stand] = {}
     try:

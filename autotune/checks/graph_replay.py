@@ -77,7 +77,7 @@ class GraphReplay:
             graph = _capture(stage, opened, operands)
             for index, ((label, _, live), recipe) in enumerate(zip(steps, recipes[1:], strict=True)):
                 with PlainArena(trial.device) as arena:
-                    fresh = build(arena, trial.column, recipe, trial.device)
+                    fresh = build(arena, trial.column, stage.as_stored(recipe), trial.device)
                     if live < size:
                         pad(fresh, live, trial.pad_value)
                     step = _transplant(fresh, operands)
@@ -123,6 +123,8 @@ def _transplant(fresh: Operands, into: Operands) -> Operands:
         (new.v, old.v),
         (new.page_table, old.page_table),
         (new.seq_lens, old.seq_lens),
+        *zip(new.kv_block_scales or (), old.kv_block_scales or (), strict=True),
+        *([(new.sinks, old.sinks)] if new.sinks is not None and old.sinks is not None else []),
     ):
         bits(target).copy_(bits(source))
     step = replace(old, host_kv_lens=None if old.host_kv_lens is None else new.host_kv_lens)

@@ -30,6 +30,8 @@ import torch
 
 from autotune.arena import cuda_allocator
 from autotune.arena.base import ArenaError, Placement
+from autotune.arena.kv_cache import NAN_BITS
+from autotune.arena.nvfp4 import interleaves_v_scales
 from autotune.arena.operands import Operands, Recipe, build, capacity_of, pool_pages
 from autotune.checks import oracle
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 # Quiet NaNs with a payload that no arithmetic makes by itself, by element size: an element that still has
 # exactly these bits was not written. 1-byte types (e4m3) have a single NaN pattern.
 POISON_BITS = {1: 0x7F, 2: 0x7FD5, 4: 0x7FD5A5A5, 8: 0x7FFD5A5A5A5A5A5A}
-# A NaN for inputs. Its payload may come through arithmetic, so it must not be the poison's.
-NAN_BITS = {1: 0x7F, 2: 0x7FC0, 4: 0x7FC00000, 8: 0x7FF8000000000000}
 # A finite poison far outside the live range (V is below 6, codes below 9, hostile values are 320 at most).
 POISON_MAGIC = {1: 0x7E, 2: 0x5BD5, 4: 0x5BD5A5A5, 8: 0x5BD5A5A5A5A5A5A5}
 # What the CUDA runtime, the driver and the libraries that quote them say of an error that stays.
@@ -197,9 +197,8 @@ def renew(operands: Operands) -> None:
     """
     step, live = operands.step, live_pages(operands)
     bits(step.q).copy_(bits(step.q).roll(1, dims=-1))
-    for cache in (step.k, step.v):
-        raw = bits(cache)
-        raw.index_copy_(0, live, raw.index_select(0, live).flip(-1))
+    for cache in operands.caches:
+        cache.reverse(live)
 
 
 class Withheld:
@@ -212,7 +211,10 @@ class Withheld:
     def __init__(self, operands: Operands) -> None:
         step, live = operands.step, live_pages(operands)
         rows = torch.arange(step.q.shape[0], device=step.q.device)
-        named = (("q", step.q, rows), ("k", step.k, live), ("v", step.v, live))
+        named = [("q", step.q, rows), ("k", step.k, live), ("v", step.v, live)]
+        if step.kv_block_scales is not None:
+            k_scales, v_scales = step.kv_block_scales
+            named += [("k_block_scales", k_scales, live), ("v_block_scales", v_scales, live)]
         self._places = [(name, bits(tensor), index) for name, tensor, index in named]
         self._held = [raw.index_select(0, index) for _, raw, index in self._places]
         self._left = [torch.empty_like(held) for held in self._held]
@@ -262,6 +264,7 @@ class Opened:
             pool: where the KV pool lies, if not in this arena.
         """
         trial = self.stage.trial
+        recipe = self.stage.as_stored(recipe)
         operands = build(self.arena, trial.column, recipe, trial.device, pool=pool)
         if Need.HOST_KV_LENS not in trial.route.needs:
             operands.step.host_kv_lens = None
@@ -403,6 +406,11 @@ class Stage:
     def bound(self) -> float:
         """Largest error of a correct kernel in this column."""
         return oracle.bound(self.trial.column, self.arithmetic)
+
+    def as_stored(self, recipe: Recipe) -> Recipe:
+        """``recipe`` with the block scales in the order in which engines keep them on this machine."""
+        interleaved = interleaves_v_scales(self.trial.column, self.trial.facts)
+        return replace(recipe, interleaved_v_scales=interleaved) if interleaved else recipe
 
     def seed(self, index: int) -> int:
         """Operand seed number ``index``: of the trial's seed, the check and the placement."""

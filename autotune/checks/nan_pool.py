@@ -14,7 +14,7 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, pool_pages
 from autotune.checks import lengths
-from autotune.checks.launch import NAN_BITS, FindingError, Stage, bits, conduct
+from autotune.checks.launch import FindingError, Stage, conduct
 from autotune.domain.verdict import FailureKind, Requirement
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def fill_dead_with_nan(operands: Operands) -> None:
         if kv_len % page:
             tails.append((int(owned[-1]), kv_len % page))
     ids = dead.nonzero().flatten().to(step.q.device)
-    for cache in (step.k, step.v):
-        # as integers: not every device fills fp8 by index
-        raw = bits(cache)
-        nan = NAN_BITS[cache.element_size()]
-        raw[ids] = nan
-        for page_id, used in tails:
-            raw[page_id, used:] = nan
+    after = torch.tensor(tails, dtype=torch.int64).view(-1, 2).to(step.q.device)
+    for cache in operands.caches:
+        cache.fill_nan(ids)
+        cache.fill_nan_after(after[:, 0], after[:, 1])

@@ -54,7 +54,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.arena.contents import bits
 from autotune.routes.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -101,13 +100,10 @@ def reference(operands: Operands) -> torch.Tensor:
     metadata happen to hold. Requests of like length go together, long ones block by block of tokens, so that
     neither a batch of 256 nor 131072 tokens makes a tensor of many GiB.
 
-    Raises:
-        NotImplementedError: the shape has a feature that this oracle does not model (attention sinks).
+    A sink is one more logit of a head, unscaled, whose value is zero: it joins the softmax's sum alone.
     """
     column, step = operands.column, operands.step
     shape, q_len = column.shape, column.q_len
-    if shape.sinks:
-        raise NotImplementedError("the oracle does not model attention sinks")
     device = step.q.device
     out = torch.empty(
         (step.q.shape[0], shape.num_qo_heads, shape.head_dim_vo), dtype=torch.float64, device=device
@@ -174,12 +170,18 @@ def _attend(operands: Operands, requests: list[int], rows: torch.Tensor, most: i
     top = torch.full((count, heads, q_len * group, 1), -math.inf, dtype=torch.float64, device=device)
     total = torch.zeros_like(top)
     acc = torch.zeros((*top.shape[:3], shape.head_dim_vo), dtype=torch.float64, device=device)
+    if step.sinks is not None:
+        # query rows are ordered (query, head of the group)
+        sinks = step.sinks.to(torch.float64).view(heads, 1, group).expand(-1, q_len, -1)
+        top.copy_(sinks.reshape(1, heads, q_len * group, 1).expand_as(top))
+        total.fill_(1.0)
+    k_cache, v_cache = operands.caches
     stride = max(1, most // (count * page))
     for start in range(0, width, stride):
         ids = table[:, start : start + stride]
         tokens = ids.shape[1] * page
         # [count, heads, tokens, dim]
-        k = bits(step.k)[ids].view(step.k.dtype).to(torch.float64).flatten(1, 2).transpose(1, 2)
+        k = k_cache.pages(ids, torch.float64).flatten(1, 2).transpose(1, 2)
         logits = torch.matmul(q, k.transpose(2, 3))
         if shape.soft_cap > 0.0:
             logits = torch.tanh(logits / shape.soft_cap) * shape.soft_cap
@@ -193,7 +195,7 @@ def _attend(operands: Operands, requests: list[int], rows: torch.Tensor, most: i
         weights = torch.exp(logits.sub_(base))
         shrink = torch.exp(top - base)
         total = total * shrink + weights.sum(dim=-1, keepdim=True)
-        v = bits(step.v)[ids].view(step.v.dtype).to(torch.float64).flatten(1, 2).transpose(1, 2)
+        v = v_cache.pages(ids, torch.float64).flatten(1, 2).transpose(1, 2)
         # 0 x NaN is NaN: what no query of the request sees is taken out
         unseen = (at < low.amin(dim=1)[:, None]) | (at >= high.amax(dim=1)[:, None])  # [count, tokens]
         v = v.masked_fill(unseen[:, None, :, None], 0.0)
@@ -237,6 +239,8 @@ def weights_roundoff(column: Column, arithmetic: Arithmetic) -> float:
     if arithmetic.weights is not None:
         return roundoff(arithmetic.weights)
     query = arithmetic.query or column.dtypes.q
+    if column.dtypes.kv == "nvfp4":  # no kernel multiplies by e2m1 weights: V is widened to the query's type
+        return roundoff(query)
     return min(roundoff(query), roundoff(column.dtypes.kv))
 
 

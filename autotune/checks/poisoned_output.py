@@ -108,7 +108,10 @@ def _guards_intact(wide: torch.Tensor, operands: Operands, patterns: dict[int, i
 
 def _inputs(operands: Operands) -> dict[str, torch.Tensor]:
     step = operands.step
+    k_blocks, v_blocks = step.kv_block_scales or (None, None)
+    optional = {"k_block_scales": k_blocks, "v_block_scales": v_blocks, "sinks": step.sinks}
     return {
+        **{name: tensor for name, tensor in optional.items() if tensor is not None},
         "q": step.q,
         "k": step.k,
         "v": step.v,

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.arena.operands import Operands, Recipe, Values, position_code
+from autotune.arena.operands import Operands, Recipe, Values, codes_of, position_code
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Opened, Stage, bits, conduct
+from autotune.checks.launch import FindingError, Opened, Stage, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def target_codes(operands: Operands) -> torch.Tensor:
     assert operands.targets is not None
     batch, q_len = operands.targets.shape
     rows = torch.arange(batch).repeat_interleave(q_len)
-    code = position_code(rows, operands.targets.flatten().cpu(), shape.head_dim_vo)
+    codes = codes_of(operands.column.dtypes.kv)
+    code = position_code(rows, operands.targets.flatten().cpu(), shape.head_dim_vo, codes)
     kv_head = torch.arange(shape.num_qo_heads)[:, None] // shape.group
     rolled = (torch.arange(shape.head_dim_vo)[None, :] - kv_head) % shape.head_dim_vo
     return code[:, rolled].to(operands.out.device)
@@ -133,7 +134,7 @@ def recognise(operands: Operands, row: int, head: int) -> str:
     order = sorted(range(len(operands.recipe.kv_lens)), key=lambda request: request != row // q_len)
     for request in order:
         tokens = torch.arange(operands.recipe.kv_lens[request])
-        code = position_code(request, tokens, shape.head_dim_vo)
+        code = position_code(request, tokens, shape.head_dim_vo, codes_of(operands.column.dtypes.kv))
         for other in sorted(range(shape.num_kv_heads), key=lambda h: h != kv_head):
             match = (code.roll(other, dims=1) == found).all(dim=1).nonzero()
             if match.numel():
@@ -157,7 +158,7 @@ def align_with_hidden(operands: Operands) -> bool:
             slots.append(slot)
             aligned = aligned or hidden >= 0
     where = (torch.tensor(pages, device=step.k.device), torch.tensor(slots, device=step.k.device))
-    keys = bits(step.k)[where].view(step.k.dtype).to(step.q.dtype)  # [rows, kv_heads, head_dim], +-1
+    keys = operands.caches[0].tokens(*where).to(step.q.dtype)  # [rows, kv_heads, head_dim], +-1
     # the aligned logit is sqrt(head_dim), the others are standard normal, as the bound assumes
     step.q.copy_(keys.repeat_interleave(shape.group, dim=1))
     return aligned

@@ -63,5 +63,8 @@ def _make_odd(operands: Operands) -> None:
     step, shape = operands.step, operands.column.shape
     if shape.num_kv_heads == 1:
         step.k, step.v = _odd(step.k, 2), _odd(step.v, 2)
+        if step.kv_block_scales is not None:
+            k_scales, v_scales = step.kv_block_scales
+            step.kv_block_scales = (_odd(k_scales, 2), _odd(v_scales, 2))
     if shape.num_qo_heads == 1:
         step.q = _odd(step.q, 1)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import torch
+
 from autotune.arena.operands import Operands, Recipe, pages_of, pool_pages
 from autotune.checks import lengths
-from autotune.checks.launch import NAN_BITS, Stage, bits, conduct
+from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
     from autotune.checks.base import Trial
@@ -47,8 +49,8 @@ class TableGarbage:
             operands = opened.build(recipe)
             owned = {page_id for pages in operands.pages for page_id in pages}
             nan_page = next(page_id for page_id in range(total) if page_id not in owned)
-            for cache in (operands.step.k, operands.step.v):
-                bits(cache)[nan_page] = NAN_BITS[cache.element_size()]
+            for cache in operands.caches:
+                cache.fill_nan(torch.tensor([nan_page], device=operands.step.q.device))
             for garbage, label in (
                 (nan_page, "dead entries point to a page of NaN"),
                 (-1, "dead entries are -1"),

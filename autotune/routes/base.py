@@ -84,7 +84,9 @@ class Step:
         max_seq_len: the engine's maximum context, which some kernels use to split the KV.
         sinks: fp32 [num_qo_heads], where ``shape.sinks``; else None.
         kv_block_scales: NVFP4 KV only: (k, v) e4m3 [num_pages, page_size, num_kv_heads, head_dim / 16]
-            logical NHD views; ``k`` and ``v`` are then uint8 with head_dim / 2 packed elements.
+            logical NHD views; ``k`` and ``v`` are then uint8 with head_dim / 2 packed elements. Where the
+            trtllm-gen kernels run (compute capability 10.x) V's are interleaved by four tokens within a
+            page, as engines store them there.
     """
 
     q: torch.Tensor

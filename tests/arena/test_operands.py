@@ -23,7 +23,7 @@ from autotune.arena.operands import (
 )
 from autotune.arena.plain import PlainArena
 from autotune.domain.cell import Column
-from autotune.domain.dtypes import PROFILES
+from autotune.domain.dtypes import PROFILES, DTypes
 from autotune.domain.shape import Shape
 
 LENS = (33, 1, 150, 16)
@@ -174,8 +174,12 @@ def test_a_twin_is_equal_and_elsewhere_but_for_the_metadata(by: str) -> None:
 
 
 def test_what_cannot_be_made_is_one_clear_line() -> None:
-    with pytest.raises(NotImplementedError, match="KV nvfp4 are not made"):
-        made(replace(column(), dtypes=PROFILES["nvfp4"]), Recipe(LENS, 5))
+    with pytest.raises(NotImplementedError, match="operands of q nvfp4 and KV bf16 are not made"):
+        made(replace(column(), dtypes=DTypes("nvfp4", "bf16", "bf16")), Recipe(LENS, 5))
+    with pytest.raises(ValueError, match="a bf16 KV cache has no block scales to interleave"):
+        made(column(), Recipe(LENS, 5, interleaved_v_scales=True))
+    with pytest.raises(ValueError, match="a head_dim that 64 divides, not 16 and 32"):
+        made(replace(column(), dtypes=PROFILES["nvfp4"]), Recipe(LENS, 5, interleaved_v_scales=True))
     with pytest.raises(ValueError, match="a bf16 KV cache has no scales"):
         made(column(), Recipe(LENS, 5, k_scale=0.5))
     with pytest.raises(ValueError, match="must be positive"):

@@ -87,12 +87,29 @@ def test_reference_applies_scales_and_soft_cap() -> None:
         assert torch.allclose(oracle.reference(operands)[0], 3.0 * torch.softmax(logits, dim=-1) @ v)
 
 
-def test_sinks_are_refused() -> None:
-    column = Column(Shape(2, 1, 16, 4, sinks=True), FP64, 1, 1, 16)
+@pytest.mark.parametrize("block", [2, 1000])
+def test_a_sink_joins_the_sum_of_its_head_alone(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # two KV heads of two query heads, three queries: a sink at a wrong place among them shows
+    column = Column(Shape(4, 2, 16, 4, sinks=True, window_left=6), FP64, 3, 2, 16)
+    monkeypatch.setattr(oracle, "BLOCK_BYTES", {"cpu": block * 4 * 2 * 32 * 8})
     with PlainArena() as arena:
-        operands = build(arena, column, Recipe((5,), seed=0), "cpu")
-        with pytest.raises(NotImplementedError, match="sinks"):
-            oracle.reference(operands)
+        operands = build(arena, column, Recipe((5, 13), seed=0), "cpu")
+        sinks = operands.step.sinks
+        assert sinks is not None and len(sinks.unique()) == 4
+        plain = by_torch(operands)
+        ref = oracle.reference(operands)
+        for request, kv_len in enumerate((5, 13)):
+            ids = torch.tensor(operands.pages[request])
+            k = operands.step.k[ids].flatten(0, 1)[:kv_len]
+            for i in range(3):
+                first, end = oracle.visible(kv_len, 3, i, 6)
+                for head in range(4):
+                    row = request * 3 + i
+                    logits = k[first:end, head // 2] @ operands.step.q[row, head] * operands.step.sm_scale
+                    total = torch.exp(logits).sum()
+                    share = total / (total + torch.exp(sinks[head].double()))
+                    assert 0.01 < share < 0.99
+                    assert torch.allclose(ref[row, head], plain[row, head] * share)
 
 
 def test_worst_names_the_row_and_head() -> None:

@@ -16,7 +16,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from autotune.domain.route_name import RESERVED_WORDS, RULE, is_route_name
+from autotune.domain.route_name import NOT_FOR_USE, RESERVED_WORDS, RULE, is_route_name
 
 if TYPE_CHECKING:
     from autotune.routes.base import Route
@@ -37,9 +37,6 @@ BUILT_IN = {
     "fa3": ("autotune.routes.flashinfer.fa_prefill:Fa3", "cuda"),
     "fa2-decode": ("autotune.routes.flashinfer.fa_decode:Fa2Decode", "cuda"),
 }
-
-# Names of kernels that are wrong on purpose (``routes.planted``); a job looks these up there.
-PLANTED = "planted-"
 
 
 class UnknownRoute(ValueError):  # noqa: N818 - a lookup's answer, named like one
@@ -153,7 +150,8 @@ def _foreign(points: Iterable[EntryPoint]) -> tuple[dict[str, Route], tuple[Rout
 
 
 def _route(point: EntryPoint) -> Route:
-    if point.name in RESERVED_WORDS or point.name.startswith(PLANTED):
+    # a proof's job finds what is not for use where it is made, never here
+    if point.name in RESERVED_WORDS or point.name.startswith(NOT_FOR_USE):
         raise _SkippedError("the name has a meaning of its own here; choose another")
     if not is_route_name(point.name):
         raise _SkippedError(f"a name is {RULE}")

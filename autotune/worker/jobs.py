@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from autotune.domain.route_name import EMULATED, PLANTED
 from autotune.domain.verdict import (
     CheckResult,
     CheckStatus,
@@ -36,7 +37,8 @@ PLANTED_XQA = "planted-xqa-"
 
 
 def child_route(name: str) -> Route:
-    """The route called ``name``; ``planted-`` ones are wrong on purpose and no registry lists them.
+    """The route called ``name``; no registry lists ``planted-`` ones, which are wrong on purpose, nor
+    ``emulated-`` ones, which run without their GPU.
 
     Raises:
         ValueError: there is none.
@@ -51,10 +53,14 @@ def child_route(name: str) -> Route:
         from autotune.routes.planted_cuda import PlantedCuda
 
         return PlantedCuda(name)
-    if name.startswith(registry.PLANTED):
+    if name.startswith(PLANTED):
         from autotune.routes.planted import Planted
 
         return Planted(name)
+    if name.startswith(EMULATED):
+        from autotune.routes.flashinfer.emulation.route import emulated
+
+        return emulated(name)
     return registry.get(name)
 
 

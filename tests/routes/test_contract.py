@@ -1,9 +1,10 @@
-"""Each rule of the contract is broken alone, by a step that is right in every other respect."""
+"""The rules for every kernel: each is broken alone, by a step that is right in every other respect."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -73,6 +74,31 @@ def shorter_host_lens(case: Case) -> None:
 def length_below_q_len(case: Case) -> None:
     case.step.host_kv_lens = (100, 3, 256)
     case.step.seq_lens[1] = 3
+
+
+def empty_row(case: Case) -> None:
+    case.step.host_kv_lens = (100, 0, 256)
+    case.step.seq_lens[1] = 0
+
+
+def negative_row(case: Case) -> None:
+    case.step.host_kv_lens = (100, -1, 256)
+    case.step.seq_lens[1] = -1
+
+
+def no_host_lens_and_narrow(case: Case) -> None:
+    """The lengths are the device's, and the longest of them fits into what is left of the table."""
+    case.step.host_kv_lens = None
+    case.step.seq_lens[2] = 257  # what a full check reads
+    case.step.page_table = case.step.page_table[:, :15].contiguous()
+
+
+def negative_page(case: Case) -> None:
+    case.step.page_table[2, 0] = -1
+
+
+def past_the_pool(case: Case) -> None:
+    case.step.page_table[2, 0] = case.capacity.num_pages
 
 
 def too_long(case: Case) -> None:
@@ -147,6 +173,14 @@ def opened_for(**values: Any) -> Callable[[Case], None]:
 
 
 # rule, what is done to a right step, what the message says, whether host values alone show it
+# Rules that hold without a word from the caller about his kernel, his buffers or his machine.
+GENERAL = {
+    *("batch", "rows", "heads", "dtypes", "device", "page_table", "seq_lens", "empty_rows", "lengths"),
+    *("table_width", "max_seq_len", "table_entries", "strides", "layout", "scales", "sinks", "grid"),
+    *("far_pages", "out"),
+}
+
+
 BROKEN: list[tuple[str, Callable[[Case], None], str, bool]] = [
     ("batch", opened_for(max_batch_size=2), "3 requests; the session was opened for 1..2", True),
     ("batch", set_step(seq_lens=lambda t: t[:, None]), r"seq_lens has shape \(3, 1\)", True),
@@ -169,11 +203,16 @@ BROKEN: list[tuple[str, Callable[[Case], None], str, bool]] = [
     ("seq_lens", shorter_host_lens, "host_kv_lens has 2 lengths for 3 requests", True),
     ("seq_lens", set_step(host_kv_lens=(100, 5, 256)), r"host_kv_lens\[1\] is 5, seq_lens\[1\] is 4", False),
     ("lengths", length_below_q_len, r"seq_lens\[1\] is 3, below q_len 4.*no row may be padded", True),
+    ("empty_rows", empty_row, r"seq_lens\[1\] is 0; an empty row is legal only as a proven pad value", True),
+    ("empty_rows", negative_row, r"seq_lens\[1\] is -1", True),
+    ("table_width", no_host_lens_and_narrow, "15 pages of 16 tokens wide", True),
     ("table_width", too_long, "16 pages of 16 tokens wide; the longest request has 273", True),
     ("table_width", set_step(page_table=lambda t: t[:, :15].contiguous()), "15 pages", True),
     ("max_seq_len", set_step(max_seq_len=512), "max_seq_len is 512; the session was opened for 256", True),
     ("max_seq_len", too_long_for_the_context, "longest request has 257 tokens, max_seq_len is 256", True),
     ("table_entries", token_slot_for_page, r"page_table\[0, 6\] is \d+; the pool has pages 0\.\.", False),
+    ("table_entries", negative_page, r"page_table\[2, 0\] is -1; the pool has pages 0\.\.", False),
+    ("table_entries", past_the_pool, r"page_table\[2, 0\] is \d+; the pool has pages 0\.\.", False),
     ("strides", set_step(q=strided_last), r"q has strides .* the last must be 1", True),
     ("strides", set_step(q=spread_heads), "heads must be 64 elements apart", True),
     ("strides", set_step(v=other_strides), "k has strides .* they must be equal", True),
@@ -187,6 +226,13 @@ BROKEN: list[tuple[str, Callable[[Case], None], str, bool]] = [
     ("scales", set_step(v_scale=2.0), "v_scale is 2.0", True),
     ("scales", set_step(sm_scale=0.0), "sm_scale is 0.0; it must be positive", True),
     ("scales", set_step(sm_scale=math.nan), "sm_scale is nan", True),
+    ("sinks", set_step(sinks=torch.zeros(8)), "sinks are given; the session was opened without", True),
+    (
+        "sinks",
+        set_column(shape=dataclasses.replace(SHAPE, sinks=True)),
+        "sinks are None; the session was opened with sinks",
+        True,
+    ),
     ("grid", many_requests, "batch_size is 65536; a launch grid ends at 65535", True),
     ("far_pages", far, "elements into the pool; proven are", True),
     ("out", set_out(lambda t: t[:-1]), r"out is \(11, 8, 64\)", True),
@@ -211,7 +257,12 @@ def test_a_broken_rule_is_named(
 
 
 def test_every_rule_is_broken_by_some_test() -> None:
-    assert {rule for rule, *_ in BROKEN} == {name for name, _ in RULES}
+    assert {rule for rule, *_ in BROKEN} == GENERAL
+
+
+def test_no_general_rule_asks_for_a_kernel_or_for_what_was_not_said(case: Case) -> None:
+    assert {rule.name for rule in RULES} >= GENERAL and len(RULES) == len({rule.name for rule in RULES})
+    assert all(rule.why and "\n" not in rule.why for rule in RULES)
 
 
 @pytest.mark.parametrize("layout", [layout.value for layout in KvLayout])
@@ -270,6 +321,35 @@ def test_an_unknown_level_is_an_error(case: Case) -> None:
         case.check("quick")
 
 
-def test_importing_the_contract_imports_no_torch() -> None:
-    code = "import sys, autotune.routes.contract; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+def test_static_lengths_on_the_device_are_taken_at_their_worst(case: Case) -> None:
+    case.step.host_kv_lens = None
+    case.step.seq_lens[2] = 16  # fits; a captured graph is replayed with other lengths
+    case.step.page_table = case.step.page_table[:, :15].contiguous()
+    with pytest.raises(ContractError, match=r"15 pages .* may reach max_seq_len 256"):
+        case.check(Level.STATIC)
+    case.check(Level.FULL)
+
+
+def test_a_row_of_no_tokens_is_legal_where_it_was_proven(case: Case) -> None:
+    empty_row(case)
+    case.options["pad_value"] = 0
+    case.check()
+
+
+def test_a_refusal_travels_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(ContractError("rows", "3 of them")))
+    assert (error.rule, str(error)) == ("rows", "contract rule rows: 3 of them")
+
+
+def test_importing_the_contract_imports_the_domain_and_nothing_else() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import autotune.routes.contract\n"
+        "new = set(sys.modules) - before - {'autotune', 'autotune.routes'}\n"
+        "new = [n for n in new if n.split('.')[0] not in sys.stdlib_module_names]\n"
+        "bad = [n for n in new if not n.startswith(('autotune.domain', 'autotune.routes.contract'))]\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

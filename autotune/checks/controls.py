@@ -38,6 +38,8 @@ class Columns:
     one_kv_head: Column
     interval: Column
     scaled: Column
+    windowed: Column
+    capped: Column
 
 
 def _columns(page_size: int) -> Columns:
@@ -47,6 +49,9 @@ def _columns(page_size: int) -> Columns:
         one_kv_head=Column(Shape(4, 1, 64, page_size), bf16, q_len=3, batch_size=3, max_context=512),
         interval=Column(shape, bf16, q_len=3, batch_size=3, max_context=512, interval=(2, 5)),
         scaled=Column(shape, PROFILES["fp8"], q_len=3, batch_size=3, max_context=512),
+        windowed=Column(replace(shape, window_left=40), bf16, q_len=3, batch_size=3, max_context=512),
+        # random logits reach 4 or so: most of them are bent by this cap
+        capped=Column(replace(shape, soft_cap=2.0), bf16, q_len=3, batch_size=3, max_context=512),
     )
 
 
@@ -93,10 +98,13 @@ CONTROLS: tuple[Control, ...] = (
     _fault("planted-localized-error", "reference", FailureKind.WRONG_OUTPUT),
     _fault("planted-misplaced-rows", "reference", FailureKind.WRONG_OUTPUT),
     _fault("planted-inference-shortcut", "reference", FailureKind.WRONG_OUTPUT),
+    _fault("planted-workspace-trusted", "reference", FailureKind.NAN_LEAK),
+    _fault("planted-soft-cap-dropped", "reference", FailureKind.WRONG_OUTPUT, CPU.capped),
     _fault("planted-canary-write", "reference", FailureKind.OUT_OF_BOUNDS_WRITE),
     _fault("planted-raises", "reference", FailureKind.LAUNCH_ERROR),
     _fault("planted-full-mask", "position_coded", FailureKind.WRONG_OUTPUT),
     _fault("planted-mask-short", "position_coded", FailureKind.WRONG_OUTPUT),
+    _fault("planted-window-edge", "position_coded", FailureKind.WRONG_OUTPUT, CPU.windowed),
     _fault("planted-value-page", "position_coded", FailureKind.WRONG_OUTPUT),
     _fault("planted-unwritten-tail", "poisoned_output", FailureKind.UNWRITTEN_OUTPUT),
     _fault("planted-writes-nan", "poisoned_output", FailureKind.NAN_LEAK),

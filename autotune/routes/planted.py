@@ -101,6 +101,15 @@ class CleanSession:
         """Tokens before the one at which query ``i`` stops seeing."""
         return max(1, kv_len - self.q_len + i + 1)
 
+    def window(self) -> int:
+        """Tokens that a query sees where there is a window, its own included."""
+        return self.shape.window_left + 1
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits after the soft cap."""
+        cap = self.shape.soft_cap
+        return torch.tanh(logits / cap) * cap if cap > 0.0 else logits
+
     def attend(self, row: int) -> torch.Tensor:
         """[q_len, num_qo_heads, head_dim_vo], fp32."""
         shape, kv_len = self.shape, self.kv_len(row)
@@ -108,11 +117,10 @@ class CleanSession:
         k, v = self.keys(row, pages, kv_len), self.values(row, pages, kv_len)
         q = self.queries(row).reshape(self.q_len, shape.num_kv_heads, shape.group, shape.head_dim)
         logits = torch.einsum("ihgd,nhd->ihgn", q, k) * self.scale()
-        if shape.soft_cap > 0.0:
-            logits = torch.tanh(logits / shape.soft_cap) * shape.soft_cap
+        logits = self.capped(logits)
         for i in range(self.q_len):
             end = self.visible(kv_len, i)
-            first = max(0, end - 1 - shape.window_left) if shape.window_left >= 0 else 0
+            first = max(0, end - self.window()) if shape.window_left >= 0 else 0
             logits[i, :, :, :first] = -torch.inf
             logits[i, :, :, max(0, end) :] = -torch.inf
         result = torch.einsum("ihgn,nhd->ihgd", torch.softmax(logits, dim=-1), v) * self.value_scale()
@@ -225,6 +233,22 @@ class _MaskShort(CleanSession):
 
     def visible(self, kv_len: int, i: int) -> int:
         return max(1, super().visible(kv_len, i) - 1)
+
+
+@_plant("window-edge")
+class _WindowEdge(CleanSession):
+    """The window counts the earlier tokens only: a query sees one token more than it should."""
+
+    def window(self) -> int:
+        return super().window() + 1
+
+
+@_plant("soft-cap-dropped")
+class _SoftCapDropped(CleanSession):
+    """Compiled without the soft cap that the call asks for."""
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
 
 
 @_plant("value-page")
@@ -365,6 +389,21 @@ class _WorkspaceDirty(CleanSession):
     def run(self, out: torch.Tensor) -> None:
         super().run(out)
         self.zero_after[0][3] += 1
+
+
+@_plant("workspace-trusted")
+class _WorkspaceTrusted(CleanSession):
+    """Partial sums are added to a workspace that nobody zeroed: right where fresh memory is zero."""
+
+    def __init__(self, capacity: Capacity, allocate: Allocate) -> None:
+        super().__init__(capacity, allocate)
+        size = (self.q_len, self.shape.num_qo_heads, self.shape.head_dim_vo)
+        self.partial = allocate("partial", size, torch.float32)
+
+    def finish(self, row: int, result: torch.Tensor) -> torch.Tensor:
+        total = self.partial + result
+        self.partial.zero_()
+        return total
 
 
 @_plant("cached-pages")

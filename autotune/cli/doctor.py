@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli.options import DEFAULT_DB, Db, Json
+from autotune.cli.doctor_finding import finding as _finding
+from autotune.cli.options import DEFAULT_DB, Db, EngineName, Json, Routes, SpaceFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A finding is fine, missing, or only worth knowing.
 MARKS = {True: ("ok", "green"), False: ("missing", "bold red"), None: ("note", "dim")}
@@ -19,18 +23,24 @@ def command(
             "--gpu", metavar="PROFILE", help="Check for this profile; whatever is here if left out."
         ),
     ] = None,
+    engine: EngineName = "generic",
+    space: SpaceFile = None,
+    only: Routes = None,
     db: Db = DEFAULT_DB,
     json: Json = False,
 ) -> int:
-    """Examine this machine: device, guarded memory, routes, database.
+    """Examine this machine: device, guarded memory, routes, kernels, database.
 
-    Exit 1 if something is missing. The "facts" of --json are what Router.load(facts=...) compares with.
+    With --gpu or --space it names what a run over that space lacks: modules that are not built, compiler,
+    headers, precompiled kernels, each with what to do. It looks on a machine without that GPU too. Exit 1 if
+    something is missing. The "facts" of --json are what Router.load(facts=...) compares with.
     """
     from rich.text import Text
 
     from autotune.cli.output import print_json, print_text
 
-    findings = [*_device(gpu), *_memory(), *_routes(), *_packages(), *_database(db)]
+    kernels, kind = _kernels(gpu, engine, space, only)
+    findings = [*_device(gpu), *_memory(), *_routes(), *_packages(kind), *kernels, *_database(db)]
     facts = next((item["facts"] for item in findings if "facts" in item), None)
     if json:
         shown = [{key: value for key, value in item.items() if key != "facts"} for item in findings]
@@ -42,8 +52,21 @@ def command(
     return int(any(item["ok"] is False for item in findings))
 
 
-def _finding(what: str, ok: bool | None, detail: str, **more: Any) -> dict[str, Any]:
-    return {"what": what, "ok": ok, "detail": detail, **more}
+def _kernels(
+    gpu: str | None, engine: str, space: Path | None, only: str | None
+) -> tuple[list[dict[str, Any]], str]:
+    """What a run over the space lacks of kernels; and the device kind that it is for, "" if none."""
+    from autotune.cli.context import all_routes, ask
+
+    if gpu is None and space is None:
+        return [], ""
+    asked = ask(gpu, engine, space)
+    kind = asked.grid.space.device.kind
+    if kind != "cuda":
+        return [], kind
+    from autotune.cli.doctor_kernels import kernel_findings
+
+    return kernel_findings(asked.grid, all_routes(kind, only), engine, space), kind
 
 
 def _device(gpu: str | None) -> list[dict[str, Any]]:
@@ -95,19 +118,23 @@ def _routes() -> list[dict[str, Any]]:
     return found + [_finding("route", False, str(error)) for error in registry.load_errors()]
 
 
-def _packages() -> list[dict[str, Any]]:
+def _packages(kind: str) -> list[dict[str, Any]]:
+    """Packages that only some runs need; without one that a ``kind`` of device needs, a run there fails."""
     from importlib.metadata import PackageNotFoundError, version
 
+    gpu = "pip install 'kernel-autotune[gpu]'"
     found = []
-    for name, purpose in (
-        ("flashinfer-python", "CUDA routes: pip install 'kernel-autotune[gpu]'"),
-        ("cuda-bindings", "guarded CUDA memory: pip install 'kernel-autotune[gpu]'"),
-        ("psycopg", "a PostgreSQL store: pip install 'kernel-autotune[postgres]'"),
+    for name, purpose, needed in (
+        ("flashinfer-python", f"CUDA routes: {gpu}", "cuda"),
+        ("cuda-bindings", f"guarded CUDA memory: {gpu}", "cuda"),
+        ("nvidia-ml-py", f"driver, power limit and MIG mode, which a table is bound to: {gpu}", "cuda"),
+        ("psycopg", "a PostgreSQL store: pip install 'kernel-autotune[postgres]'", "never"),
     ):
         try:
             found.append(_finding(name, None, version(name)))
         except PackageNotFoundError:
-            found.append(_finding(name, None, f"not installed; needed for {purpose}"))
+            ok = False if kind == needed else None
+            found.append(_finding(name, ok, f"not installed; needed for {purpose}"))
     return found
 
 

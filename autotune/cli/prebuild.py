@@ -27,33 +27,54 @@ def command(
         typer.Option("--include", metavar="DIR", help="Look for CUDA headers here too; may be repeated."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--list", help="Name the modules, build nothing.")] = False,
+    merge: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--merge",
+            metavar="DIR",
+            help="Copy the modules of this folder, which prebuild wrote, into --out instead of building; "
+            "may be repeated.",
+        ),
+    ] = None,
     into: Annotated[
         Path | None,
         typer.Option(
             "--into",
             metavar="DIR",
-            help="Install the modules of --out into this flashinfer package folder instead of building.",
+            help="Install the modules of --out, with their manifest, into this flashinfer package folder "
+            "instead of building.",
         ),
     ] = None,
     json: Json = False,
 ) -> int:
     """Build FlashInfer's modules for a search space without a GPU, or install built ones (--into).
 
-    Modules that are there already are skipped. Exit 1 if one failed.
+    Modules that are there already are skipped. Exit 1 if one failed, or does not fit what is installed.
     """
-    from autotune.cli.output import print_json, print_text
-
-    if into is not None:
-        from autotune.prebuild.install import install
-
-        copied = install(out, into)
-        done: dict[str, Any] = {"folder": str(out), "into": str(into), "installed": copied}
-        if json:
-            print_json(done)
-        else:
-            print_text(f"{len(copied)} modules installed from {out} into {into}")
-        return 0
+    if merge or into is not None:
+        return _carry(merge or [], out, into, json)
     return _build(gpu, engine, space, out, route, jobs, include or [], dry_run, json)
+
+
+def _carry(sources: list[Path], out: Path, into: Path | None, json: bool) -> int:
+    """Copies built modules: from ``sources`` to ``out``, and from there to where FlashInfer looks."""
+    from autotune.cli.output import print_json, print_text
+    from autotune.prebuild.install import install
+    from autotune.prebuild.merge import merge
+
+    merged = {str(source): merge(source, out) for source in sources}
+    installed = None if into is None else install(out, into)
+    if json:
+        done: dict[str, Any] = {"folder": str(out), "merged": merged}
+        if into is not None:
+            done |= {"into": str(into), "installed": installed}
+        print_json(done)
+        return 0
+    for source, copied in merged.items():
+        print_text(f"{len(copied)} modules copied from {source} to {out}")
+    if installed is not None:
+        print_text(f"{len(installed)} modules installed from {out} into {into}")
+    return 0
 
 
 def _build(
@@ -85,7 +106,13 @@ def _build(
     facts = Facts("cuda", {"compute_capability": device.compute_capability}, {})
 
     if dry_run:
-        asked = modules_of(grid.columns, facts, routes=only or names, work=out.with_name(out.name + ".work"))
+        asked = modules_of(
+            grid.columns,
+            facts,
+            routes=only or names,
+            selftest=not only,
+            work=out.with_name(out.name + ".work"),
+        )
         if json:
             print_json({"asked": asked})
         else:
@@ -104,6 +131,7 @@ def _build(
         find(include),
         out,
         routes=only or names,
+        selftest=not only,
         jobs=jobs,
         listen=say,
     )

@@ -118,6 +118,7 @@ def _run(
     from autotune.cli.output import stderr
     from autotune.cli.tables import report
     from autotune.hardware.memory import GIB
+    from autotune.prebuild.verify import verify
     from autotune.report.progress import ProgressView
     from autotune.store.database import open_database
     from autotune.tuner.crew import Crew
@@ -127,6 +128,7 @@ def _run(
 
     routes = all_routes(target.device, only)
     require_context(asked, routes)
+    verify(target.facts, target.grid.columns, routes)
     writable(out)
     with (
         ProgressView(stderr) as view,

@@ -31,6 +31,7 @@ def command(
     """
     from autotune.cli.context import ask, here
     from autotune.cli.output import print_json, print_text, stderr
+    from autotune.prebuild.verify import require_selftest, verify
     from autotune.report.progress import ProgressView
     from autotune.report.selftest import selftest_text
     from autotune.tuner.selftest import chosen, run_selftest
@@ -39,6 +40,9 @@ def command(
     target = here(ask(gpu, "generic", None))
     skip = frozenset(skip_check)
     controls = chosen(target.device, only, skip)
+    verify(target.facts, (), {})
+    if any(control.needs == "flashinfer" for control in controls):
+        require_selftest(target.facts)
     with ProgressView(stderr) as view, Worker(target.device) as worker:
         view.selftest_started(len(controls))
         test = run_selftest(

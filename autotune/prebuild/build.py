@@ -14,8 +14,9 @@ from autotune.domain.fingerprint import Facts
 from autotune.prebuild import manifest as manifests
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.manifest import Manifest, Module
-from autotune.prebuild.process import events, library_environment
+from autotune.prebuild.process import events
 from autotune.prebuild.toolchain import Toolchain, stub_driver
+from autotune.routes.flashinfer.environment import library_environment
 
 # ``listen(event, values)``: see ``autotune.prebuild.child``; for a progress view.
 Listen = Callable[[str, dict[str, Any]], None]
@@ -39,7 +40,7 @@ class Outcome:
 
 
 def _request(columns: Sequence[Column], facts: Facts, routes: Sequence[str], **more: Any) -> dict[str, Any]:
-    defaults = {"out": "", "known": {}, "cuda": "", "jobs": 1, "list_only": False}
+    defaults = {"out": "", "known": {}, "cuda": "", "jobs": 1, "list_only": False, "selftest": False}
     return {
         **defaults,
         "columns": [column.to_dict() for column in columns],
@@ -55,11 +56,13 @@ def modules_of(
     *,
     routes: Sequence[str],
     work: Path,
+    selftest: bool = False,
     python: str = sys.executable,
 ) -> dict[str, list[str]]:
     """Names of the modules that ``routes`` load for ``columns``, each with its routes. Needs no compiler.
 
     Args:
+        selftest: with the module on which the self-test shows the real XQA kernel's fault.
         facts: ``hardware.compute_capability`` of the target device is enough.
         work: where FlashInfer may write its generated sources.
         python: the interpreter that has FlashInfer.
@@ -69,7 +72,7 @@ def modules_of(
     """
     work = work.absolute()
     environment = library_environment(str(facts.hardware["compute_capability"]), work)
-    request = _request(columns, facts, routes, list_only=True)
+    request = _request(columns, facts, routes, list_only=True, selftest=selftest)
     found: dict[str, list[str]] = {}
     for event, values in events(python, request, environment, work):
         if event == "asked":
@@ -86,6 +89,7 @@ def prebuild(
     routes: Sequence[str],
     jobs: int = 0,
     work: Path | None = None,
+    selftest: bool = False,
     python: str = sys.executable,
     listen: Listen = lambda event, values: None,
 ) -> Outcome:
@@ -98,6 +102,7 @@ def prebuild(
         facts: ``hardware.compute_capability`` of the target device is enough.
         jobs: modules at a time; 0 for one a core.
         work: objects and generated sources; ``<out>.work`` by default.
+        selftest: with the module on which the self-test shows the real XQA kernel's fault.
         python: the interpreter that has FlashInfer.
 
     Raises:
@@ -118,6 +123,7 @@ def prebuild(
         },
         cuda=toolchain.cuda,
         jobs=jobs or os.cpu_count() or 1,
+        selftest=selftest,
     )
     environment = {**library_environment(arch, work), **toolchain.environment(stub)}
     outcome: Outcome | None = None

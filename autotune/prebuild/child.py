@@ -4,7 +4,7 @@
 line on standard output:
 
     {"event": "library", "flashinfer": ..., "commit": ..., "tvm_ffi": ...}
-    {"event": "asked", "names": [...]}
+    {"event": "asked", "modules": {NAME: [ROUTE, ...]}}
     {"event": "present", "name": ...}
     {"event": "built", "name": ..., "seconds": ..., "bytes": ..., "sha256": ..., ...}
     {"event": "failed", "name": ..., "reason": ...}
@@ -25,9 +25,9 @@ from typing import Any, TextIO
 
 from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
-from autotune.prebuild.ask import Asked, ask
 from autotune.prebuild.install import tvm_ffi_version
 from autotune.prebuild.manifest import digest, library
+from autotune.routes.flashinfer.ask import Asked, ask, pairs
 from autotune.routes.flashinfer.catalogue import routes as all_routes
 
 _LOCK = threading.Lock()
@@ -119,7 +119,7 @@ def main() -> int:
     facts = Facts(facts.device, facts.hardware, {**facts.software, "flashinfer": version})
     known: dict[str, dict[str, Any]] = request["known"]
     kept = [size for module in known.values() for size in module["head_dims"]]
-    asked = ask(columns, chosen, facts, kept)
+    asked = ask(pairs(columns, chosen, facts, selftest=request["selftest"]), facts, kept)
     events("asked", modules={name: sorted(entry.routes) for name, entry in sorted(asked.items())})
     if request["list_only"]:
         return 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-import shutil
 from pathlib import Path
 
+from autotune.hardware.flashinfer import build_meta
 from autotune.prebuild import manifest as manifests
 from autotune.prebuild.errors import PrebuildError
+from autotune.prebuild.manifest import Manifest
+from autotune.prebuild.merge import merge
 
 
 def package_folder() -> Path:
@@ -26,12 +28,14 @@ def package_folder() -> Path:
 
 def installed_version(package: Path) -> str:
     """The version of the FlashInfer in ``package``; "" if it does not say."""
-    meta = package / "_build_meta.py"
-    for line in meta.read_text().splitlines() if meta.is_file() else []:
-        name, _, value = line.partition("=")
-        if name.strip() == "__version__":
-            return value.strip().strip("\"'")
-    return ""
+    return build_meta(package).get("__version__", "")
+
+
+def installed_commit(package: Path) -> str:
+    """The commit of the FlashInfer in ``package``, as its build wrote it; "" if it does not say."""
+    meta = build_meta(package)
+    commit = meta.get("__git_commit__") or meta.get("__git_version__") or ""
+    return "" if commit == "unknown" else commit
 
 
 def tvm_ffi_version() -> str:
@@ -48,41 +52,62 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
+def aot_folder(package: Path) -> Path | None:
+    """Where the FlashInfer in ``package`` looks for built modules first: its own ``data/aot``.
+
+    (jit/env.py of 0.6.18.post1 and 0.7.2.) None for a 0.6 beside flashinfer-jit-cache: it looks only there.
+    """
+    version = release(installed_version(package))
+    if version < (0, 7) and importlib.util.find_spec("flashinfer_jit_cache") is not None:
+        return None
+    return package / "data" / "aot"
+
+
+def fits(manifest: Manifest, package: Path, ffi: str) -> str | None:
+    """Why modules of ``manifest`` cannot be loaded by the FlashInfer in ``package``; None if they can.
+
+    The modules bind tvm-ffi's C interface, not torch's: torch's version does not count.
+
+    Args:
+        ffi: the installed version of apache-tvm-ffi.
+    """
+    version, commit = installed_version(package), installed_commit(package)
+    if version != manifest.flashinfer:
+        return (
+            f"built for FlashInfer {manifest.flashinfer}, and {version or 'an unknown version'} is "
+            "installed: install that version or prebuild again"
+        )
+    if commit and manifest.flashinfer_commit not in ("", "unknown", commit):
+        return (
+            f"built for commit {manifest.flashinfer_commit[:12]} of FlashInfer {version}, and {commit[:12]} "
+            "is installed: install that build or prebuild again"
+        )
+    if release(ffi) < release(manifest.tvm_ffi):
+        return f"needs apache-tvm-ffi {manifest.tvm_ffi} or later, and {ffi or 'none'} is installed"
+    return None
+
+
 def install(folder: Path, package: Path | None = None, ffi: str | None = None) -> list[str]:
-    """Copy every module of ``folder`` into ``<flashinfer>/data/aot``; returns the names copied.
+    """Copy every module of ``folder`` to where FlashInfer looks, with its manifest; returns the names copied.
+
+    Several folders may be installed one after the other: the installed manifest holds all their modules.
 
     Args:
         package: the ``flashinfer`` package folder; the installed one if None.
         ffi: version of apache-tvm-ffi on the host; the installed one if None.
 
     Raises:
-        PrebuildError: no manifest, a module is missing or changed, or another version is installed.
+        PrebuildError: no manifest, a module is missing or changed, another version is installed, or modules
+            of another build are there already.
     """
-    manifest = manifests.read(folder)
-    if manifest is None:
-        raise PrebuildError(f"{folder} has no {manifests.NAME}: give a folder that 'autotune prebuild' wrote")
-    if wrong := manifests.problems(folder, manifest):
-        raise PrebuildError(f"{folder}: {wrong[0]}" + (f" (and {len(wrong) - 1} more)" if wrong[1:] else ""))
+    manifest = manifests.require_whole(folder)
     package = package or package_folder()
-    version = installed_version(package)
-    if version != manifest.flashinfer:
+    if reason := fits(manifest, package, tvm_ffi_version() if ffi is None else ffi):
+        raise PrebuildError(f"{folder}: {reason}")
+    target = aot_folder(package)
+    if target is None:
         raise PrebuildError(
-            f"{folder} was built for FlashInfer {manifest.flashinfer}, and {version or 'an unknown version'} "
-            "is installed: install that version or prebuild again"
+            f"FlashInfer {installed_version(package)} at {package} loads built modules from the package "
+            "flashinfer-jit-cache only: uninstall that package, or take FlashInfer 0.7"
         )
-    ffi = tvm_ffi_version() if ffi is None else ffi
-    if release(ffi) < release(manifest.tvm_ffi):
-        raise PrebuildError(
-            f"{folder} needs apache-tvm-ffi {manifest.tvm_ffi} or later, and {ffi or 'none'} is installed"
-        )
-    copied = []
-    for name, module in sorted(manifest.modules.items()):
-        target = manifests.library(package / "data" / "aot", name)
-        if target.is_file() and manifests.digest(target) == module.sha256:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial")
-        shutil.copyfile(manifests.library(folder, name), partial)
-        partial.replace(target)
-        copied.append(name)
-    return copied
+    return merge(folder, target)

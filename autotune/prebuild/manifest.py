@@ -56,6 +56,14 @@ class Manifest:
         """What must be equal for two modules to share a folder."""
         return (self.flashinfer, self.flashinfer_commit, self.tvm_ffi, self.cuda, self.compute_capability)
 
+    def describe(self) -> str:
+        """The same in words, for a line that says why two do not fit."""
+        commit = f" ({self.flashinfer_commit[:12]})" if self.flashinfer_commit else ""
+        return (
+            f"FlashInfer {self.flashinfer}{commit}, apache-tvm-ffi {self.tvm_ffi or 'unknown'}, "
+            f"CUDA {self.cuda}, compute capability {self.compute_capability}"
+        )
+
     def write(self, folder: Path) -> None:
         """Atomically, modules in name order."""
         data = {"schema": SCHEMA, **asdict(self)}
@@ -110,19 +118,33 @@ def library(folder: Path, name: str) -> Path:
     return folder / name / f"{name}.so"
 
 
-def problems(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:
-    """What is wrong with the folder, one line each; [] if every module is there and unchanged.
+def problems(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> dict[str, str]:
+    """What is wrong with modules of the folder, a line each; {} if every one is there and unchanged.
 
     Args:
-        names: the modules that a run will ask for; all of the manifest's if None.
+        names: the modules to look at; all of the manifest's if None.
     """
-    found = []
+    found = {}
     for name in sorted(manifest.modules) if names is None else sorted(names):
         module, path = manifest.modules.get(name), library(folder, name)
         if module is None:
-            found.append(f"{name}: not built")
+            found[name] = f"{name}: not built"
         elif not path.is_file():
-            found.append(f"{name}: in the manifest, but {path} is missing")
+            found[name] = f"{name}: in the manifest, but {path} is missing"
         elif digest(path) != module.sha256:
-            found.append(f"{name}: {path} is not the file that was built")
+            found[name] = f"{name}: {path} is not the file that was built"
     return found
+
+
+def require_whole(folder: Path) -> Manifest:
+    """The manifest of a folder that ``prebuild`` wrote, each module checked against it.
+
+    Raises:
+        PrebuildError: there is none, or a module is missing or changed.
+    """
+    manifest = read(folder)
+    if manifest is None:
+        raise PrebuildError(f"{folder} has no {NAME}: give a folder that 'autotune prebuild' wrote")
+    if wrong := list(problems(folder, manifest).values()):
+        raise PrebuildError(f"{folder}: {wrong[0]}" + (f" (and {len(wrong) - 1} more)" if wrong[1:] else ""))
+    return manifest

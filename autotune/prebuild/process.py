@@ -14,15 +14,6 @@ from typing import Any
 from autotune.prebuild.errors import PrebuildError
 
 
-def library_environment(arch: str, workspace: Path) -> dict[str, str]:
-    """What FlashInfer reads at import: the target, a folder of its own, and no downloads behind our back."""
-    return {
-        "FLASHINFER_CUDA_ARCH_LIST": arch,
-        "FLASHINFER_WORKSPACE_BASE": str(workspace),
-        "FLASHINFER_NO_DOWNLOAD": "1",
-    }
-
-
 def events(
     python: str, request: Mapping[str, Any], environment: Mapping[str, str], work: Path
 ) -> Generator[tuple[str, dict[str, Any]], None, None]:

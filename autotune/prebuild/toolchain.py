@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.prebuild.errors import PrebuildError
+from autotune.routes.flashinfer.compiler import has_cxx, has_ninja, toolkit
 
 # header -> the package that ships it where the toolkit is a partial one
 HEADERS = {"cuda.h": "the CUDA toolkit", "curand.h": "nvidia-curand", "cublasLt.h": "nvidia-cublas"}
+# What every SM90 module binds; an older toolkit has no such function.
+STUB_NEEDS = "cuTensorMapEncodeTiled"
 _DRIVER_FUNCTION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(")
 
 
@@ -56,26 +57,60 @@ def _packaged_includes() -> list[Path]:
     return found
 
 
-def _cuda_home() -> Path:
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if os.environ.get(name):
-            return Path(os.environ[name])
-    nvcc = shutil.which("nvcc")
-    candidates = [Path(nvcc).resolve().parent.parent] if nvcc else []
-    candidates.append(Path("/usr/local/cuda"))
-    for home in candidates:
-        if (home / "bin" / "nvcc").is_file() and (home / "include" / "cuda.h").is_file():
-            return home
-    raise PrebuildError("nvcc not found: put it on PATH or set CUDA_HOME to a toolkit of CUDA 12.8 or later")
-
-
 def find(extra_includes: Sequence[Path] = ()) -> Toolchain:
     """Locate the toolkit and headers.
 
     Raises:
-        PrebuildError: nvcc, ninja, a C++ compiler or a header is missing.
+        PrebuildError: nvcc, ninja, a C++ compiler or a header is missing; the first of :func:`examine`.
     """
-    home = _cuda_home()
+    found, missing = examine(extra_includes)
+    if found is None:
+        raise PrebuildError(missing[0])
+    return found
+
+
+def examine(extra_includes: Sequence[Path] = ()) -> tuple[Toolchain | None, list[str]]:
+    """The toolchain, or None and what is missing of it, each in one line with what to do."""
+    missing: list[str] = []
+    home, release = toolkit(), ""
+    if home is None:
+        missing.append("nvcc not found: put it on PATH or set CUDA_HOME to a toolkit of CUDA 12.8 or later")
+    else:
+        try:
+            release = _release(home)
+        except PrebuildError as error:
+            missing.append(str(error))
+    if not has_ninja():
+        missing.append("ninja not found: pip install ninja")
+    if not has_cxx():
+        missing.append("no C++ compiler: install g++ or set CXX")
+    if home is None:
+        return None, missing
+    places = [home / "include", *extra_includes, *_packaged_includes()]
+    wanted: list[Path] = []
+    for header, package in HEADERS.items():
+        place = next((path for path in places if (path / header).is_file()), None)
+        if place is None:
+            missing.append(
+                f"header {header} not found: pip install --no-deps {package}"
+                if package.startswith("nvidia-")
+                else f"header {header} not found under {home}/include: set CUDA_HOME to {package}"
+            )
+        elif header == "cuda.h" and STUB_NEEDS not in (place / header).read_text(errors="replace"):
+            missing.append(_no_stub(home))
+        elif place != home / "include" and place not in wanted:
+            wanted.append(place)
+    return (None, missing) if missing else (Toolchain(home, release, tuple(wanted)), [])
+
+
+def _no_stub(home: Path) -> str:
+    return (
+        f"{home}/include/cuda.h does not declare {STUB_NEEDS}, which the stub driver library defines: "
+        "a toolkit of CUDA 12 or later is needed"
+    )
+
+
+def _release(home: Path) -> str:
     try:
         text = subprocess.run(
             [str(home / "bin" / "nvcc"), "--version"], capture_output=True, text=True, check=True
@@ -85,23 +120,7 @@ def find(extra_includes: Sequence[Path] = ()) -> Toolchain:
     release = re.search(r"release (\d+\.\d+)", text)
     if release is None:
         raise PrebuildError(f"{home}/bin/nvcc names no release: set CUDA_HOME to a CUDA toolkit")
-    if not (shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()):
-        raise PrebuildError("ninja not found: pip install ninja")
-    if not shutil.which(os.environ.get("CXX", "c++")):
-        raise PrebuildError("no C++ compiler: install g++ or set CXX")
-    places = [home / "include", *extra_includes, *_packaged_includes()]
-    wanted: list[Path] = []
-    for header, package in HEADERS.items():
-        place = next((path for path in places if (path / header).is_file()), None)
-        if place is None:
-            raise PrebuildError(
-                f"header {header} not found: pip install --no-deps {package}"
-                if package.startswith("nvidia-")
-                else f"header {header} not found under {home}/include: set CUDA_HOME to {package}"
-            )
-        if place != home / "include" and place not in wanted:
-            wanted.append(place)
-    return Toolchain(home, release[1], tuple(wanted))
+    return release[1]
 
 
 def stub_driver(toolchain: Toolchain, folder: Path) -> Path:
@@ -125,11 +144,8 @@ def stub_driver(toolchain: Toolchain, folder: Path) -> Path:
         text=True,
     )
     names = sorted(set(_DRIVER_FUNCTION.findall(preprocessed.stdout)))
-    if preprocessed.returncode or "cuTensorMapEncodeTiled" not in names:
-        raise PrebuildError(
-            f"{toolchain.cuda_home}/include/cuda.h does not declare cuTensorMapEncodeTiled: "
-            "a toolkit of CUDA 12 or later is needed"
-        )
+    if preprocessed.returncode or STUB_NEEDS not in names:
+        raise PrebuildError(_no_stub(toolchain.cuda_home))
     source = folder / "libcuda_stub.cpp"
     # 999 is CUDA_ERROR_UNKNOWN: a process that binds the stub by mistake fails at its first driver call
     source.write_text("".join(f'extern "C" int {name}() {{ return 999; }}\n' for name in names))

@@ -26,7 +26,7 @@ class Misfit(ValueError):  # noqa: N818 - what the object is, not what went wron
 
 @dataclass(frozen=True, slots=True)
 class ForeignRoute:
-    """A ``Route`` with fixed attributes; ``supports`` and ``open`` are the other package's.
+    """A ``Route`` with fixed attributes; ``supports``, ``available`` and ``open`` are the other package's.
 
     Attributes:
         arithmetic: what the route says of its intermediate types, or None (``routes.arithmetic``).
@@ -45,6 +45,13 @@ class ForeignRoute:
     def supports(self, column: Column, facts: Facts) -> str | None:
         """See ``Route.supports``."""
         reason: str | None = self.made.supports(column, facts)
+        return reason
+
+    def available(self, column: Column, facts: Facts) -> str | None:
+        """Whether its kernels are here: None where it does not say, as it need not."""
+        if not callable(ask := getattr(self.made, "available", None)):
+            return None
+        reason: str | None = ask(column, facts)
         return reason
 
     def open(self, capacity: Capacity, allocate: Allocate) -> Session:
@@ -75,7 +82,9 @@ def examine(made: Any, name: str) -> ForeignRoute:
     needs = found["needs"]
     if type(needs) is not frozenset or not all(isinstance(need, Need) for need in needs):
         raise Misfit(f"needs is {needs!r}, not a frozenset of Need")
-    for method in ("supports", "open"):
+    if (available := getattr(made, "available", None)) is not None:  # the one method that a route may lack
+        found["available"] = available
+    for method in ("supports", "open", *(["available"] if available is not None else [])):
         if not callable(found[method]):
             raise Misfit(f"{method} is not a method")
         try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from autotune.bench.eprocess import SignTest, Unit
 from autotune.bench.objective import paired_ratios
 from autotune.domain.identity import stable_id
+from autotune.prebuild.verify import require_selftest
 from autotune.store.records import Fingerprint, Study, StudyCell, Timing
 from autotune.store.repository import Repository
 from autotune.tuner.book import ProofBook
@@ -210,6 +211,7 @@ def ensure_selftest(run: OpenedRun, worker: Worker, listener: Listener) -> SelfT
     if stored is not None and stored.passed:
         listener.selftest_reused(len(stored.results))
         return None
+    require_selftest(run.target.facts)
     device = run.target.device
     listener.selftest_started(len(chosen(device)))
     test = run_selftest(

@@ -56,3 +56,21 @@ def test_into_installs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run("--out", str(folder), "--into", str(package), "--json") == 0
     assert json.loads(capsys.readouterr().out)["installed"] == ["xqa_x"]
     assert (package / "data" / "aot" / "xqa_x" / "xqa_x.so").read_bytes() == b"module"
+
+
+def test_merge_makes_one_folder_and_its_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        path = manifests.library(tmp_path / name, f"xqa_{name}")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(name.encode())
+        manifest = Manifest("0.7.2", "abc", "", "13.0", "9.0")
+        manifest.modules[f"xqa_{name}"] = Module(f"xqa_{name}", manifests.digest(path), 3, 1.0, "recipe")
+        manifest.write(tmp_path / name)
+    sources = ["--merge", str(tmp_path / "one"), "--merge", str(tmp_path / "two")]
+    assert run(*sources, "--out", str(tmp_path / "both"), "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)["merged"].values()) == [["xqa_one"], ["xqa_two"]]
+    assert sorted(manifests.require_whole(tmp_path / "both").modules) == ["xqa_one", "xqa_two"]
+    manifests.library(tmp_path / "one", "xqa_one").write_bytes(b"damaged")
+    assert run(*sources, "--out", str(tmp_path / "again")) == 1
+    said = capsys.readouterr().err
+    assert "xqa_one: " in said and "not the file that was built" in said and said.count("\n") == 1

@@ -21,12 +21,12 @@ from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
 from autotune.prebuild import build as build_module
 from autotune.prebuild import manifest as manifests
-from autotune.prebuild.ask import Asked, distinct
 from autotune.prebuild.build import modules_of, prebuild
 from autotune.prebuild.child import Events, build_one
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.process import events
 from autotune.prebuild.toolchain import Toolchain
+from autotune.routes.flashinfer.ask import Asked, distinct
 
 COLUMN = Column(Shape(8, 1, 128, 64), PROFILES["bf16"], 4, 2, 4096)
 FACTS = Facts("cuda", {"compute_capability": "9.0"}, {})

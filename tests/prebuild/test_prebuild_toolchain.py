@@ -70,7 +70,7 @@ def test_a_missing_header_names_its_package(monkeypatch: pytest.MonkeyPatch, tmp
 def test_no_ninja(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path)))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("autotune.prebuild.toolchain.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("autotune.routes.flashinfer.compiler.sys.executable", str(tmp_path / "python"))
     with pytest.raises(PrebuildError, match="ninja not found"):
         find()
 

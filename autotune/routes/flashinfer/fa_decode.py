@@ -13,6 +13,7 @@ from autotune.routes.contract import ContractError
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
 from autotune.routes.flashinfer.fa_prefill import fa2_unsupported
+from autotune.routes.flashinfer.installed import Installed
 from autotune.routes.flashinfer.metadata import torch_dtype
 from autotune.routes.flashinfer.planned import PageLists, PlannedSession
 
@@ -85,7 +86,7 @@ def run_call(column: Column, step: Step, query: torch.Tensor) -> Call:
     return Call(f"{WRAPPER}.run", kwargs)
 
 
-class Fa2Decode:
+class Fa2Decode(Installed):
     """The decode wrapper over the fa2 templates."""
 
     name = "fa2-decode"

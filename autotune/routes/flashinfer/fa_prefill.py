@@ -12,6 +12,7 @@ from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
+from autotune.routes.flashinfer.installed import Installed
 from autotune.routes.flashinfer.metadata import torch_dtype
 from autotune.routes.flashinfer.planned import PageLists, PlannedSession
 
@@ -100,7 +101,7 @@ def run_call(column: Column, step: Step, query: torch.Tensor) -> Call:
     return Call(f"{WRAPPER}.run", kwargs)
 
 
-class _Base:
+class _Base(Installed):
     family = Family.CONTEXT
     capture = Capture.REPLAN
     needs = frozenset({Need.HOST_KV_LENS})

@@ -15,6 +15,7 @@ from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
+from autotune.routes.flashinfer.installed import Installed
 from autotune.routes.flashinfer.layout import block_delta
 from autotune.routes.flashinfer.metadata import (
     WORKSPACE_BYTES,
@@ -104,7 +105,7 @@ def call(
     )
 
 
-class FmhaV2:
+class FmhaV2(Installed):
     """fmha-v2 on SM90, and on SM12x in 16 bit."""
 
     name = "fmha-v2"

@@ -12,6 +12,7 @@ from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
+from autotune.routes.flashinfer.installed import Installed
 from autotune.routes.flashinfer.layout import canonical, hnd
 from autotune.routes.flashinfer.metadata import (
     WORKSPACE_BYTES,
@@ -169,7 +170,8 @@ def unsupported(column: Column, facts: Facts) -> str | None:
     )
 
 
-class _Base:
+class _Base(Installed):
+    precompiled = True
     capture = Capture.FREE
     deterministic = False
     version = 1

@@ -12,6 +12,7 @@ from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
+from autotune.routes.flashinfer.installed import Installed
 from autotune.routes.flashinfer.layout import hnd
 from autotune.routes.flashinfer.masks import fill_causal_mask
 from autotune.routes.flashinfer.metadata import WORKSPACE_BYTES, torch_dtype
@@ -82,7 +83,7 @@ def call(
     )
 
 
-class XqaDecode:
+class XqaDecode(Installed):
     """XQA on SM90, SM100 and SM12x."""
 
     name = "xqa-decode"

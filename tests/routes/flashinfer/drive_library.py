@@ -19,8 +19,8 @@ from autotune.domain.cell import Column
 from autotune.domain.dtypes import DTypes
 from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
-from autotune.prebuild.ask import only_kernels
 from autotune.routes.base import Capacity
+from autotune.routes.flashinfer.ask import only_kernels
 from autotune.routes.flashinfer.call import Call, bind, resolve
 from autotune.routes.flashinfer.catalogue import routes
 from autotune.routes.flashinfer.example import example_step

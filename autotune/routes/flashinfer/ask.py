@@ -38,14 +38,40 @@ class Asked:
     head_dims: tuple[int, ...] = ()
 
 
-def distinct(columns: Sequence[Column]) -> list[Column]:
-    """Columns that can differ in their modules: batch, context and padding never do: the smallest."""
-    seen: dict[tuple[Any, ...], Column] = {}
-    for column in columns:
-        key = (column.shape, column.dtypes, column.q_len)
-        context = -(-column.q_len // column.shape.page_size) * column.shape.page_size
-        seen.setdefault(key, replace(column, batch_size=1, max_context=context, interval=None, pad_value=1))
-    return list(seen.values())
+def smallest(column: Column) -> Column:
+    """The column that stands for all that ask for the same modules: batch, context, padding never count."""
+    context = -(-column.q_len // column.shape.page_size) * column.shape.page_size
+    return replace(column, batch_size=1, max_context=context, interval=None, pad_value=1)
+
+
+def distinct(columns: Iterable[Column]) -> list[Column]:
+    """Columns that can differ in their modules, the smallest of each kind."""
+    return list(dict.fromkeys(smallest(column) for column in columns))
+
+
+def pairs(
+    columns: Iterable[Column], routes: Sequence[Route], facts: Facts, *, selftest: bool = False
+) -> list[tuple[Route, Column]]:
+    """What there is to ask: each route with the distinct columns that it supports on ``facts``.
+
+    Args:
+        selftest: with the column on which the self-test runs the real XQA kernel, whatever the space holds.
+    """
+    found = [
+        (route, column)
+        for column in distinct(columns)
+        for route in routes
+        if route.supports(column, facts) is None
+    ]
+    if selftest:
+        from autotune.routes.planted_xqa import COLUMN
+
+        found += [
+            (route, smallest(COLUMN))
+            for route in routes
+            if route.name == "xqa-decode" and route.supports(COLUMN, facts) is None
+        ]
+    return list(dict.fromkeys(found))
 
 
 @contextmanager
@@ -74,9 +100,9 @@ def only_kernels(head_dims: Sequence[int], soft_cap: bool) -> Iterator[None]:
 
 
 def ask(
-    columns: Sequence[Column], routes: Sequence[Route], facts: Facts, head_dims: Iterable[int] = ()
+    wanted: Sequence[tuple[Route, Column]], facts: Facts, head_dims: Iterable[int] = ()
 ) -> dict[str, Asked]:
-    """Modules by name, for every route that supports a column on ``facts``.
+    """Modules by name, for routes in columns that they support on ``facts`` (:func:`pairs`).
 
     Args:
         head_dims: head sizes that fmha-v2's modules keep beside those of the columns: they were built
@@ -86,12 +112,6 @@ def ask(
         ImportError: FlashInfer is not installed.
     """
     major, _, minor = str(facts.hardware["compute_capability"]).partition(".")
-    wanted = [
-        (route, column)
-        for column in distinct(columns)
-        for route in routes
-        if route.supports(column, facts) is None
-    ]
     fmha = [column.shape for route, column in wanted if route.name == "fmha-v2"]
     sizes = tuple(sorted({*head_dims, *(shape.head_dim for shape in fmha)}))
     asked: dict[str, Asked] = {}

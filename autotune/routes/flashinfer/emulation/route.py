@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 # What a B200 says of itself, as far as the library asks.
 CAPABILITY = (10, 0)
 SM_COUNT = 148
-# The routes ask for what engines give them, half a GiB that would be filled with canaries for every session.
-# The emulated launcher uses 12 bytes a query head, query and part, and 4 x head_dim more.
-WORKSPACE_BYTES = 32 * 2**20
-
 # ``struct sigaction``, with room to spare.
 _SIGACTION_BYTES = 256
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS)
@@ -158,7 +154,8 @@ class _Session:
         self._step: Step | None = None
 
         def smaller(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            return allocate(name, (WORKSPACE_BYTES,) if name == "workspace" else shape, dtype)
+            own = (workspace_bytes(capacity.column),) if name == "workspace" else shape
+            return allocate(name, own, dtype)
 
         with ExitStack() as opening:
             opening.enter_context(_emulation())
@@ -187,6 +184,17 @@ class _Session:
         self._inner.close()
         self._step = None
         self._exits.close()
+
+
+def workspace_bytes(column: Column) -> int:
+    """The scratch of the largest emulated launch, exactly: the routes ask for the half GiB that engines give
+    them, which would be filled with canaries for every session.
+
+    As many CTAs as there are SMs, each with a KV head's queries of one token: for every query head two fp32
+    numbers and a partial result.
+    """
+    shape = column.shape
+    return SM_COUNT * shape.group * (2 + shape.head_dim_vo) * 4
 
 
 def _make(session: _Session, inner: Any, mistake: Change, allocate: Allocate) -> None:

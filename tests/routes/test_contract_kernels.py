@@ -33,6 +33,7 @@ from autotune.routes.contract import (
     kernel_of,
 )
 from autotune.routes.flashinfer.masks import fill_causal_mask
+from autotune.routes.foreign import examine
 
 COLUMN = Column(Shape(8, 2, 64, 16), PROFILES["bf16"], 4, 3, 256)
 LENS = (100, 4, 256)
@@ -457,4 +458,12 @@ def test_kernels_agree_with_their_routes(name: str) -> None:
 
 def test_an_unknown_route_is_held_to_what_every_kernel_asks() -> None:
     assert kernel_of("somebody's") == kernel_of(None)
-    assert kernel_of(_Tiled()).table_multiple == 96  # type: ignore[arg-type]
+
+
+def test_another_packages_route_brings_its_kernel() -> None:
+    class Made(type(registry.get("torch-sdpa"))):  # type: ignore[misc]
+        name = "tiled"
+        kernel = Kernel("tiled", table_multiple=96)
+
+    assert kernel_of(examine(Made(), "tiled")).table_multiple == 96
+    assert kernel_of(registry.get("torch-sdpa")) is KERNELS["torch-sdpa"]

@@ -133,5 +133,5 @@ def kernel_of(route: Route | str | None) -> Kernel:
     if route is None:
         return ANY
     name = route if isinstance(route, str) else route.name
-    own = getattr(route, "kernel", None)
+    own = getattr(getattr(route, "made", route), "kernel", None)  # a foreign route is wrapped
     return own if isinstance(own, Kernel) else KERNELS.get(name, ANY)

@@ -166,6 +166,18 @@ def test_new_tokens_and_graphs_never_take_the_quick_way() -> None:
     assert (error := replay.broken(case.step)) is not None and error.rule == "graph"
 
 
+@pytest.mark.parametrize("name", ["q", "k", "page_table", "seq_lens", "sm_scale", "max_seq_len"])
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_no_operand_is_refused_and_raises_nothing(name: str, known: bool) -> None:
+    case = kernels.made()
+    contract = Contract(case.capacity, route="xqa-decode")
+    if known:
+        assert contract.broken(case.step, case.out) is None
+    setattr(case.step, name, None)
+    assert (error := contract.broken(case.step, case.out)) is not None
+    assert error.rule in ("operands", "host_scales", "max_seq_len") and "\n" not in str(error)
+
+
 def test_the_quick_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     case = kernels.made()
     contract = Contract(case.capacity, route="xqa-decode")

@@ -106,12 +106,12 @@ class Contract:
         cached_lens: tuple[int, ...] | None = None,
         q_lens: tuple[int, ...] | None = None,
     ) -> ContractError | None:
-        """The first rule that this call breaks, or None. Raises nothing of its own."""
-        if cached_lens is None and q_lens is None:
-            seen = self._seen.get(step.seq_lens.shape)
-            if seen is not None and seen.again(step, out):
-                return None
+        """The first rule that this call breaks, or None. Never raises: serving goes on with the fallback."""
         try:
+            if cached_lens is None and q_lens is None:
+                seen = self._seen.get(step.seq_lens.shape)
+                if seen is not None and seen.again(step, out):
+                    return None
             check_step(
                 self._capacity,
                 step,
@@ -124,10 +124,15 @@ class Contract:
                 cached_lens=cached_lens,
                 q_lens=q_lens,
             )
+            if self._quick and Seen.can(step):
+                self._seen[step.seq_lens.shape] = Seen(
+                    step, out, longest=self._longest(step), unit=self._unit
+                )
         except ContractError as error:
             return error
-        if self._quick and Seen.can(step):
-            self._seen[step.seq_lens.shape] = Seen(step, out, longest=self._longest(step), unit=self._unit)
+        except Exception as error:  # an operand that is none: whatever reading it does
+            text = " ".join(str(error).split())[:200]
+            return ContractError("operands", f"the call cannot be looked at: {type(error).__name__}: {text}")
         return None
 
     def check(self, step: Step, out: torch.Tensor | None = None) -> None:

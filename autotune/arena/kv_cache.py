@@ -97,7 +97,7 @@ class KvCache:
     ) -> None:
         """Write single tokens: fp32 [len(pages), num_kv_heads, dim], before scaling."""
         if self.block_scales is None:
-            self.data[pages, slots] = quantise(values, self.scale, self.data.dtype)
+            bits(self.data)[pages, slots] = bits(quantise(values, self.scale, self.data.dtype))
             return
         codes, scales = encode(values / self.scale, exact)
         self.data[pages, slots] = codes

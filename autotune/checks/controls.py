@@ -7,6 +7,7 @@ expected holds in guarded memory (``host_mmap``, ``cuda_vmm``): elsewhere a stra
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from autotune.checks import registry
@@ -63,20 +64,29 @@ COLUMN, ONE_KV_HEAD, INTERVAL = CPU.usual, CPU.one_kv_head, CPU.interval
 CLEAN = "planted-clean"
 
 
+class Stated(str, Enum):
+    """What a pass says beyond itself."""
+
+    LIMIT = "limit"
+
+
+Expected = FailureKind | Requirement | Stated
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
     """A planted kernel and what its check must say.
 
     Attributes:
-        expected: a failure kind; a requirement that a pass must carry; None for a clean control, which
-            passes without one.
+        expected: a failure kind; a requirement that a pass must carry; a limit that it must state; None for a
+            clean control, which passes without any of them.
         needs: a package, as the facts name it, without which the control is left out.
     """
 
     name: str
     route: Route
     check: str
-    expected: FailureKind | Requirement | None
+    expected: Expected | None
     column: Column = COLUMN
     kv_lens: tuple[int, ...] = field(default=KV_LENS)
     needs: str | None = None
@@ -87,7 +97,7 @@ class Control:
         return self.expected if isinstance(self.expected, FailureKind) else None
 
 
-def _fault(route: str, check: str, expected: FailureKind | Requirement, column: Column = COLUMN) -> Control:
+def _fault(route: str, check: str, expected: Expected, column: Column = COLUMN) -> Control:
     return Control(route, Planted(route), check, expected, column)
 
 
@@ -131,6 +141,8 @@ CONTROLS: tuple[Control, ...] = (
     _fault("planted-value-scale-ignored", "scales", FailureKind.WRONG_OUTPUT, CPU.scaled),
     _fault("planted-scales-swapped", "scales", FailureKind.WRONG_OUTPUT, CPU.scaled),
     _fault("planted-scale-kept", "scales", FailureKind.WRONG_OUTPUT, CPU.scaled),
+    _fault("planted-finite-infinity", "extreme_logits", Stated.LIMIT),
+    _fault("planted-no-maximum", "extreme_logits", FailureKind.NAN_LEAK),
     # these end the process
     _fault("planted-read-past-end", "reference", FailureKind.ILLEGAL_ACCESS),
     _fault("planted-read-before-start", "reference", FailureKind.ILLEGAL_ACCESS),
@@ -145,7 +157,7 @@ CONTROLS: tuple[Control, ...] = (
 )
 
 
-def _gpu(fault: str, check: str, expected: FailureKind | Requirement, column: Column = CUDA.usual) -> Control:
+def _gpu(fault: str, check: str, expected: Expected, column: Column = CUDA.usual) -> Control:
     name = f"planted-cuda-{fault}"
     return Control(name, PlantedCuda(name), check, expected, column)
 
@@ -185,6 +197,8 @@ CUDA_CONTROLS: tuple[Control, ...] = (
     _gpu("head-stride", "strides", FailureKind.WRONG_OUTPUT, CUDA.one_kv_head),
     _gpu("value-scale-ignored", "scales", FailureKind.WRONG_OUTPUT, CUDA.scaled),
     _gpu("scales-swapped", "scales", FailureKind.WRONG_OUTPUT, CUDA.scaled),
+    _gpu("finite-infinity", "extreme_logits", Stated.LIMIT),
+    _gpu("no-maximum", "extreme_logits", FailureKind.NAN_LEAK),
     # these end the process
     _gpu("read-past-end", "reference", FailureKind.ILLEGAL_ACCESS),
     _gpu("read-before-start", "reference", FailureKind.ILLEGAL_ACCESS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.checks.extreme_logits import ExtremeLogits
 from autotune.checks.graph_replay import GraphReplay
 from autotune.checks.interior_batch import InteriorBatch
 from autotune.checks.nan_pool import NanPool
@@ -38,7 +39,11 @@ CHECKS: tuple[Check, ...] = (
     NanPool(),
     Strides(),
     Scales(),
+    ExtremeLogits(),
 )
+# Checks that state how far a route was tried rather than whether it is right: a proof is complete without
+# them, and says that they were not run.
+STATES_LIMITS = frozenset({"extreme_logits"})
 
 
 class UnknownCheckError(ValueError):
@@ -63,7 +68,12 @@ def get(name: str) -> Check:
 
 
 def expected(column: Column, device: str) -> tuple[str, ...]:
-    """Names of the checks that a proof of ``column`` needs on ``device`` (``cpu`` or ``cuda``).
+    """Names of the checks without which a proof of ``column`` on ``device`` is not complete; see ``runs``."""
+    return tuple(name for name in runs(column, device) if name not in STATES_LIMITS)
+
+
+def runs(column: Column, device: str) -> tuple[str, ...]:
+    """Names of the checks that are run in ``column`` on ``device`` (``cpu`` or ``cuda``).
 
     ``interior_batch`` is for a column that stands for an interval, ``graph_replay`` for a device that has
     graphs; every other check runs everywhere. One that says nothing about a trial (``Check.applies``)

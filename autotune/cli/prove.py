@@ -10,6 +10,7 @@ import typer
 
 from autotune.cli.exits import CliError, Exit
 from autotune.cli.options import Json
+from autotune.domain.verdict import CheckResult, CheckStatus, Status, Verdict, conclude
 
 
 def command(
@@ -41,7 +42,6 @@ def command(
     from autotune.checks import registry as checks
     from autotune.cli.output import print_json, print_text
     from autotune.domain.cell import Column
-    from autotune.domain.verdict import Status, conclude
     from autotune.hardware.collect import collect
     from autotune.worker.jobs import ProveJob, child_route, prove
     from autotune.worker.worker import Worker
@@ -62,7 +62,7 @@ def command(
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error
     device = facts.device
-    names = [checks.get(check).name] if check else list(checks.expected(asked, device))
+    names = [checks.get(check).name] if check else list(checks.runs(asked, device))
     results = []
     with Worker(device) as worker:
         for name in names:
@@ -79,15 +79,30 @@ def command(
             )
             results.append(prove(worker, job))
             if not json:
-                row = results[-1]
-                kind = f" {row.kind.value}" if row.kind else ""
-                print_text(f"{row.status.value:15}{kind} {name}: {row.detail}")
+                print_text(_line(results[-1]))
     verdict = conclude(results, names)
     if json:
         print_json([row.to_dict() for row in results])
     else:
-        print_text(f"{route} in {asked}: {verdict.status.value}")
+        print_text(f"{route} in {asked}: {verdict.status.value} ({_looked(verdict)})")
+        for what, lines in (("requires", verdict.requires), ("limit", verdict.limits)):
+            for line in lines:
+                print_text(f"  {what}: {line}")
     return int(Exit.DONE if verdict.status is Status.SAFE else Exit.FAILED)
+
+
+def _looked(at: CheckResult | Verdict) -> str:
+    error = "" if at.worst_error is None else f", worst error {at.worst_error:.3g}"
+    return f"{at.launches} launches{error}"
+
+
+def _line(row: CheckResult) -> str:
+    """A check in one line: what it found, or how much it looked at."""
+    if row.status is CheckStatus.PASSED:
+        said = _looked(row)
+    else:
+        said = f"{row.kind.value}: {row.detail}" if row.kind else row.detail
+    return f"{row.status.value:15} {row.check:16} {said}"
 
 
 def _lens(text: str, max_context: int) -> tuple[int, ...]:

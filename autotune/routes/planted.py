@@ -123,8 +123,12 @@ class CleanSession:
             first = max(0, end - self.window()) if shape.window_left >= 0 else 0
             logits[i, :, :, :first] = -torch.inf
             logits[i, :, :, max(0, end) :] = -torch.inf
-        result = torch.einsum("ihgn,nhd->ihgd", torch.softmax(logits, dim=-1), v) * self.value_scale()
+        result = torch.einsum("ihgn,nhd->ihgd", self.weights(logits), v) * self.value_scale()
         return self.finish(row, result.flatten(1, 2))
+
+    def weights(self, logits: torch.Tensor) -> torch.Tensor:
+        """Softmax over the last dimension; a hidden token's logit is -inf."""
+        return torch.softmax(logits, dim=-1)
 
     def finish(self, row: int, result: torch.Tensor) -> torch.Tensor:
         """Last touch on one request's result."""
@@ -233,6 +237,23 @@ class _MaskShort(CleanSession):
 
     def visible(self, kv_len: int, i: int) -> int:
         return max(1, super().visible(kv_len, i) - 1)
+
+
+@_plant("finite-infinity")
+class _FiniteInfinity(CleanSession):
+    """-5e4 stands for minus infinity: hidden tokens win where every live logit is lower."""
+
+    def weights(self, logits: torch.Tensor) -> torch.Tensor:
+        return super().weights(torch.where(logits == -torch.inf, -5e4, logits))
+
+
+@_plant("no-maximum")
+class _NoMaximum(CleanSession):
+    """The softmax does not take out the largest logit: exp overflows past 88."""
+
+    def weights(self, logits: torch.Tensor) -> torch.Tensor:
+        weights = torch.exp(logits)
+        return weights / weights.sum(dim=-1, keepdim=True)
 
 
 @_plant("window-edge")

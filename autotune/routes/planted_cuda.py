@@ -57,6 +57,8 @@ class Fault(IntEnum):
     SCALES_SWAPPED = 21  # one scale for both caches, K's
     COUNTER_KEPT = 22  # a counter of finished splits that is not zero loses a split
     SCRIBBLED_INPUT = 23  # a slot of K is used as scratch
+    FINITE_INFINITY = 24  # the running maximum starts at -5e4: lower logits all weigh nothing
+    NO_MAXIMUM = 25  # the softmax does not take out the largest logit
 
 
 def _end(tensor: torch.Tensor) -> int:

@@ -35,6 +35,8 @@ VALUE_SCALE_IGNORED = tl.constexpr(int(Fault.VALUE_SCALE_IGNORED))
 SCALES_SWAPPED = tl.constexpr(int(Fault.SCALES_SWAPPED))
 COUNTER_KEPT = tl.constexpr(int(Fault.COUNTER_KEPT))
 SCRIBBLED_INPUT = tl.constexpr(int(Fault.SCRIBBLED_INPUT))
+FINITE_INFINITY = tl.constexpr(int(Fault.FINITE_INFINITY))
+NO_MAXIMUM = tl.constexpr(int(Fault.NO_MAXIMUM))
 
 # Nothing depends on these being 1 or a multiple of 16: one compilation for all.
 _PLAIN = [
@@ -128,7 +130,7 @@ def attend(
     logit_scale = tl.where(fault == SCALE_DROPPED, scale * 0.9, scale)
     k_token = tl.where(fault == HEAD_STRIDE, k_head * kv_heads, k_slot)
 
-    top = tl.full([], -1.0e30, tl.float32)
+    top = tl.where(fault == FINITE_INFINITY, -5.0e4, -1.0e30)
     total = tl.full([], 0.0, tl.float32)
     acc = tl.zeros([DIM], tl.float32)
     for start in range(0, kv_len, BLOCK):
@@ -156,6 +158,7 @@ def attend(
         logits = tl.sum(query[None, :] * keys, axis=1) * logit_scale
         logits = tl.where(seen, logits, float("-inf"))
         new_top = tl.maximum(top, tl.max(logits, axis=0))
+        new_top = tl.where(fault == NO_MAXIMUM, 0.0, new_top)
         weights = tl.where(seen, tl.exp(logits - new_top), 0.0)
         shrink = tl.exp(top - new_top)
         loaded = seen | ((fault == NAN_TAIL) & live)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autotune.checks import registry
 from autotune.domain.cell import Cell
-from autotune.domain.verdict import CheckResult, CheckStatus, Verdict, conclude
+from autotune.domain.verdict import CheckResult, CheckStatus, Status, Verdict, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +75,7 @@ class ProofBook:
         rows = self._rows.get((column.id, route.name, route.version), {})
         return [
             name
-            for name in registry.expected(column, device)
+            for name in registry.runs(column, device)
             if ("", name) not in rows or rows["", name].status is CheckStatus.UNPROVEN
         ]
 
@@ -101,4 +101,9 @@ class ProofBook:
                 rows.append(replace(result, check=f"{check} in cell {cell_id}"))
         if cell is not None:
             expected = (*expected, f"{ROW_CHECK}@{cell.kv_high}")
-        return conclude(rows, expected)
+        verdict = conclude(rows, expected)
+        untried = [name for name in registry.STATES_LIMITS if all(row.check != name for row in rows)]
+        if verdict.status is not Status.SAFE or not untried:
+            return verdict
+        said = {f"{name} was not run" for name in untried}
+        return replace(verdict, limits=tuple(sorted({*verdict.limits, *said})))

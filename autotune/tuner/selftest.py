@@ -155,7 +155,7 @@ def _show(worker: Worker, device: str, facts: Facts, control: Control) -> Contro
     row = run_check(worker, job, step_timeout_s=HANG_TIMEOUT_S[device.partition(":")[0]] if hang else None)
     if control.expected is None:
         # a clean kernel that is accused has been "detected" as something it is not
-        accused = row.status is CheckStatus.FAILED or bool(row.requires)
+        accused = row.status is CheckStatus.FAILED or bool(row.requires) or _limited(row)
         return ControlResult(control.name, control.check, Status.SAFE.value, _seen(row), accused, row.detail)
     seen = _seen(row)
     return ControlResult(
@@ -163,9 +163,16 @@ def _show(worker: Worker, device: str, facts: Facts, control: Control) -> Contro
     )
 
 
+def _limited(row: CheckResult) -> bool:
+    """Whether a check that is there to find limits found one."""
+    from autotune.checks.registry import STATES_LIMITS
+
+    return row.check in STATES_LIMITS and bool(row.limits)
+
+
 def _seen(row: CheckResult) -> str:
     if row.status is CheckStatus.PASSED:
-        return ", ".join(row.requires) or Status.SAFE.value
+        return ", ".join(row.requires) or ("limit" if _limited(row) else Status.SAFE.value)
     if row.kind is not None:
         return row.kind.value
     return row.reason.value if row.reason is not None else row.status.value

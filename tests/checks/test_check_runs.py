@@ -20,6 +20,7 @@ from autotune.checks.controls import (
     KV_LENS,
     SEED,
     Control,
+    Stated,
     clean,
     controls,
 )
@@ -27,7 +28,7 @@ from autotune.checks.nan_pool import fill_dead_with_nan
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import KvLayout, Shape
-from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind
+from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, Requirement
 from autotune.routes.planted import Planted
 
 ENDS_PROCESS = {FailureKind.ILLEGAL_ACCESS, FailureKind.CRASH, FailureKind.HANG}
@@ -87,7 +88,10 @@ def test_control(control: Control, make_trial: Any, run_forked: Any) -> None:
     row = registry.get(control.check).run(trial)
     if control.kind is None:
         assert_passed(row)
-        assert row.requires == (() if control.expected is None else (control.expected.value,))
+        limited = control.check in registry.STATES_LIMITS and bool(row.limits)
+        assert limited == (control.expected is Stated.LIMIT)
+        required = (control.expected.value,) if isinstance(control.expected, Requirement) else ()
+        assert row.requires == required
         return
     assert (row.status, row.kind) == (CheckStatus.FAILED, control.expected), row.detail
     assert row.check == control.check and control.check in row.detail
@@ -119,7 +123,7 @@ def test_a_write_into_granted_padding_is_still_found(make_trial: Any, run_forked
 
 def test_every_check_has_a_control_of_its_own() -> None:
     for device, known in BY_DEVICE.items():
-        wanted = set(registry.expected(INTERVAL, device))
+        wanted = set(registry.runs(INTERVAL, device))
         assert {control.check for control in known} == wanted
         # --only NAME must show the check failing without a new child, too
         quick = {control.check for control in known if control.expected not in ENDS_PROCESS}
@@ -148,10 +152,14 @@ def test_controls_of_one_check() -> None:
         controls(device="tpu")
 
 
-def test_expected_asks_for_interior_batch_only_of_intervals() -> None:
-    assert registry.expected(INTERVAL, "cuda") == registry.names()
-    assert set(registry.names()) - set(registry.expected(INTERVAL, "cpu")) == {"graph_replay"}
-    assert set(registry.names()) - set(registry.expected(COLUMN, "cuda:1")) == {"interior_batch"}
+def test_interior_batch_is_for_intervals_only_and_graph_replay_for_cuda() -> None:
+    assert registry.runs(INTERVAL, "cuda") == registry.names()
+    assert set(registry.names()) - set(registry.runs(INTERVAL, "cpu")) == {"graph_replay"}
+    assert set(registry.names()) - set(registry.runs(COLUMN, "cuda:1")) == {"interior_batch"}
+    for column in (INTERVAL, COLUMN):
+        assert set(registry.runs(column, "cuda")) - set(registry.expected(column, "cuda")) == {
+            "extreme_logits"
+        }
     assert registry.get("interior_batch").applies is not None
 
 

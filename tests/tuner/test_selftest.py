@@ -35,7 +35,7 @@ def test_every_planted_fault_is_detected_and_no_clean_kernel_accused(
     ]
     assert all(result.detected and result.got == result.expected for result in planted)
     clean = [result for result in test.results if result.expected == "safe"]
-    assert {result.check for result in clean} == set(registry.expected(INTERVAL, "cpu"))
+    assert {result.check for result in clean} == set(registry.runs(INTERVAL, "cpu"))
     assert all(result.got == "safe" and not result.detected for result in clean)
 
 
@@ -53,7 +53,7 @@ def test_a_row_as_printed(whole: tuple[SelfTest, list[ControlResult]]) -> None:
     assert set(row) == {"control", "check", "expected", "got", "detected", "detail"}
 
 
-@pytest.mark.parametrize("check", registry.expected(INTERVAL, "cpu"))
+@pytest.mark.parametrize("check", registry.runs(INTERVAL, "cpu"))
 def test_a_skipped_check_leaves_its_controls_undetected(worker: Worker, check: str) -> None:
     test = run_selftest(worker, "cpu", only=check, skip={check}, facts=collect("cpu"))
     assert not test.ok

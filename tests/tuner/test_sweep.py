@@ -17,7 +17,7 @@ from autotune.worker.base import Broken, Failed, JobError, Outcome
 from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, target, unproven
 
 FAST = routes("fast")
-CHECKS = registry.expected(target().grid.columns[0], "cpu")
+CHECKS = registry.runs(target().grid.columns[0], "cpu")
 
 
 def reasons(run: OpenedRun) -> set[Reason]:
@@ -266,3 +266,20 @@ def test_seeds_depend_on_what_they_are_for_only() -> None:
     seeds = {seed_of(7, "a", "b"), seed_of(8, "a", "b"), seed_of(7, "ab"), seed_of(7, "b", "a")}
     assert len(seeds) == 4
     assert all(0 <= seed < 1 << 31 for seed in seeds)
+
+
+def test_a_proof_from_before_a_check_of_limits_stays_complete_and_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path, FAST) as run:
+        sweep(run, ScriptedWorker(times={"fast": 5.0}))
+        route, column = run.judge.routes["fast"], run.cells[0].cell.column
+        known = run.book.verdict(route, column, "cpu")
+        assert known.status is Status.SAFE and known.limits == ()
+        rows = run.book._rows[column.id, "fast", route.version]
+        del rows["", "extreme_logits"]
+        older = run.book.verdict(route, column, "cpu")
+        assert older.status is Status.SAFE
+        assert older.limits == ("extreme_logits was not run",)
+        # and a run fills it in
+        assert run.book.missing(route, column, "cpu") == ["extreme_logits"]
+        del rows["", "reference"]
+        assert run.book.verdict(route, column, "cpu").status is Status.UNPROVEN

@@ -1,7 +1,7 @@
 """``trtllm-gen-decode``, ``trtllm-gen-decode-ragged``, ``trtllm-gen-context``: precompiled kernels.
 
-They exist for compute capability 10.0 and 10.3. A kernel that the cubin set lacks raises "Missing TRTLLM-GEN
-kernel" at the first launch, in Python.
+They exist for compute capability 10.0 and 10.3. That a shape has no kernel, or that its cubin is not here,
+the library says at the first launch, as a Python exception: neither accuses a kernel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Capture, Family, Need
+from autotune.routes.contract import ContractError
 from autotune.routes.flashinfer import limits
 from autotune.routes.flashinfer.call import Call
 from autotune.routes.flashinfer.installed import Installed
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 DECODE = "flashinfer.decode:trtllm_batch_decode_with_kv_cache"
 CONTEXT = "flashinfer.prefill:trtllm_batch_context_with_kv_cache"
 HEAD_DIMS = (64, 128, 256, 512)
+# csrc/trtllm_fmha_kernel_launcher.cu: no kernel for these parameters, the text goes on with them.
+NO_KERNEL = "Missing TRTLLM-GEN kernel"
+# trtllm/fmha/fmhaKernels.cuh: there is one, and its file could not be had.
+NO_CUBIN = "Failed to load cubin"
 # The counter buffer's size depends on the SM count only below this; the largest SM100/103 part has 160.
 COUNTER_SMS = 256
 
@@ -242,12 +247,24 @@ class _Session(FunctionSession):
             )
 
     def launch(self, call: Call, out: torch.Tensor) -> None:
-        if self._narrow is None:
-            super().launch(call, out)
-            return
-        narrow = self._narrow[: out.shape[0]]
-        super().launch(call, narrow)
-        out.copy_(narrow)
+        """See ``FunctionSession.launch``.
+
+        Raises:
+            ContractError: the library has no kernel for this call.
+            ImportError: it has one that is not installed.
+        """
+        written = out if self._narrow is None else self._narrow[: out.shape[0]]
+        try:
+            super().launch(call, written)
+        except Exception as error:
+            said = " ".join(str(error).split())[:300]
+            if NO_KERNEL in said:
+                raise ContractError("kernel", said) from error
+            if NO_CUBIN in said:
+                raise ImportError(f"a precompiled kernel is not here: {said}") from error
+            raise
+        if written is not out:
+            out.copy_(written)
 
 
 class _DecodeSession(_Session):

@@ -51,6 +51,7 @@ EXPECTED = {
     "dirty-counters": NAN,
     "counters-never-zeroed": UNWRITTEN,
     "small-counters": FailureKind.LAUNCH_ERROR,
+    "no-such-kernel": None,
 }
 
 
@@ -98,6 +99,9 @@ def test_every_mistake_fails_its_check(site: str, tmp_path: Path) -> None:
         wanted = EXPECTED[row["mistake"]]
         found = (CheckStatus(row["status"]), row.get("kind") and FailureKind(row["kind"]))
         status = CheckStatus.PASSED if wanted is None else CheckStatus.FAILED
+        if row["mistake"] == "no-such-kernel":
+            status = CheckStatus.REFUSED
+            assert "contract rule kernel: Missing TRTLLM-GEN kernel (decode)" in row["detail"]
         assert found == (status, wanted), row
         if row["mistake"] == "narrow-table":
             assert "narrow_table: 0 bytes past the end" in row["detail"]

@@ -220,3 +220,9 @@ def _counters_never_zeroed(call: dict[str, Any], step: Step, allocate: Allocate)
 def _small_counters(call: dict[str, Any], step: Step, allocate: Allocate) -> None:
     """Sized for the requests, not for the SMs."""
     call["multi_ctas_kv_counter_buffer"] = call["multi_ctas_kv_counter_buffer"][:32]
+
+
+@_plant("no-such-kernel", DECODE, CONTEXT)
+def _no_such_kernel(call: dict[str, Any], step: Step, allocate: Allocate) -> None:
+    """Not a mistake: the library lacks a kernel for the shape, and says so before it launches anything."""
+    raise RuntimeError("Missing TRTLLM-GEN kernel (decode): qkvLayout=PagedKv, headDimQk=128")

@@ -16,6 +16,7 @@ from autotune.checks.reference import Reference
 from autotune.checks.repeats import Repeats
 from autotune.checks.scales import Scales
 from autotune.checks.scattered_pages import ScatteredPages
+from autotune.checks.soak import Soak
 from autotune.checks.stale_state import StaleState
 from autotune.checks.strides import Strides
 from autotune.checks.table_garbage import TableGarbage
@@ -41,6 +42,8 @@ CHECKS: tuple[Check, ...] = (
     Scales(),
     ExtremeLogits(),
 )
+# Run by name only, and no part of a proof.
+UNLISTED: tuple[Check, ...] = (Soak(),)
 # Checks that state how far a route was tried rather than whether it is right: a proof is complete without
 # them, and says that they were not run.
 STATES_LIMITS = frozenset({"extreme_logits"})
@@ -61,7 +64,7 @@ def get(name: str) -> Check:
     Raises:
         UnknownCheckError: there is none; the message lists those that there are.
     """
-    for check in CHECKS:
+    for check in (*CHECKS, *UNLISTED):
         if check.name == name:
             return check
     raise UnknownCheckError(f"no check is called {name!r}; the checks are {', '.join(names())}")

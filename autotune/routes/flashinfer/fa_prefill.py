@@ -177,6 +177,10 @@ def fa2_unsupported(column: Column, facts: Facts, kernel: str = "fa2") -> str | 
         return f"{kernel} writes bf16 or fp16, not {dtypes.out}"
     if shape.sinks:
         return f"{kernel} ignores sinks without an error"
+    if dtypes.kv == limits.NVFP4 and (limits.capability(facts) or (0, 0))[0] == 10:
+        return (
+            f"{kernel} reads V's block scales in order; engines keep them interleaved there, for trtllm-gen"
+        )
     wide = (64, 128, 256, 512) if dtypes.kv in limits.SIXTEEN_BIT else (64, 128, 256)
     return limits.first(
         limits.kv_dtype(column, (*limits.SIXTEEN_BIT, limits.E4M3, limits.NVFP4), kernel),

@@ -6,6 +6,7 @@ the library says at the first launch, as a Python exception: neither accuses a k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.routes.arithmetic import Arithmetic
@@ -158,6 +159,11 @@ def unsupported(column: Column, facts: Facts) -> str | None:
         return f"trtllm-gen needs pages of a power of two, 16 tokens or more, not {shape.page_size}"
     if dtypes.kv == limits.NVFP4 and not shape.kv_layout.endswith("hnd") and shape.num_kv_heads > 1:
         return "trtllm-gen copies an NVFP4 KV pool in NHD on every call; it needs an HND pool"
+    if dtypes.kv == limits.NVFP4 and (shape.page_size % 4 or shape.head_dim_vo % 64):
+        return (
+            "interleaved V block scales need a page_size that 4 divides and a head_dim that 64 divides, "
+            f"not {shape.page_size} and {shape.head_dim_vo}"
+        )
     if dtypes.kv in limits.SIXTEEN_BIT and dtypes.q == limits.E4M3:
         return f"trtllm-gen needs KV of the query's dtype e4m3, not {dtypes.kv}"
     if dtypes.q not in (*limits.SIXTEEN_BIT, limits.E4M3):
@@ -183,7 +189,12 @@ class _Base(Installed):
 
     def arithmetic(self, column: Column, facts: Facts) -> Arithmetic:
         """See ``Arithmetic``."""
-        return limits.FP8_ARITHMETIC if query_dtype(column) == limits.E4M3 else Arithmetic()
+        if query_dtype(column) != limits.E4M3:
+            return Arithmetic()
+        if column.dtypes.kv == limits.NVFP4 and column.dtypes.out != limits.E4M3:
+            # the kernel's output is e4m3 and is widened afterwards: a rounding like that of a partial
+            return replace(limits.FP8_ARITHMETIC, partials=limits.E4M3)
+        return limits.FP8_ARITHMETIC
 
     def supports(self, column: Column, facts: Facts) -> str | None:
         """See ``Route.supports``."""

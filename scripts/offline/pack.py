@@ -2,13 +2,15 @@
 """Pack everything that `autotune run` needs on a GPU host without a network, into one small file.
 
     python scripts/offline/pack.py --into offline --flashinfer flashinfer_python-0.7.2-py3-none-any.whl \
-        --kernels prebuilt/0.7.2 [--wheels FOLDER] [--database autotune.db] [--limit-mb 64]
+        --kernels prebuilt/0.7.2 [--kernels MORE] [--wheels FOLDER] [--database autotune.db] [--limit-mb 64]
 
 writes offline/pack.tar.xz and offline/unpack_and_run.sh. The pack holds
 
-    wheels/       Python packages that the host lacks (requirements.txt beside this file, or --wheels)
-    flashinfer/   a trimmed FlashInfer: every module and template that names and loads kernels, no headers
-    kernels/      what `autotune prebuild` built, with its manifest
+    pack.json     the Python that its wheels are for, FlashInfer's version, what it has of kernels
+    wheels/       packages of requirements.txt beside this file (or --wheels)
+    bare/         packages of requirements-bare.txt: for a host that has none of that name
+    flashinfer/   a trimmed FlashInfer (flashinfer_files.py): it names and loads kernels and compiles none
+    kernels/      what `autotune prebuild` built, in one folder with one manifest
     project/      this project's files
     database      --database: a study to go on with
 
@@ -20,73 +22,42 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import json
 import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
+# the project may not be installed in this Python: its manifest code needs the standard library only
+sys.path.insert(0, str(PROJECT))
+
+import flashinfer_files  # noqa: E402
+from flashinfer_files import PackError  # noqa: E402
+
+from autotune.prebuild import manifest as manifests  # noqa: E402
+from autotune.prebuild.errors import PrebuildError  # noqa: E402
+from autotune.prebuild.merge import merge  # noqa: E402
+
 # What pip's platform tags call a Linux host of the last years: pip matches each exactly.
 PLATFORMS = (
-    *(f"manylinux_2_{minor}" for minor in (39, 35, 34, 31, 28, 27, 24, 17)),
+    *(f"manylinux_2_{minor}" for minor in (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)),
     "manylinux2014",
+    "manylinux2010",
     "manylinux1",
 )
-# Sources that FlashInfer reads to name a module are small and lie at the top; the rest is for its compiler.
-SOURCE_BYTES = 120_000
-SOURCE_FOLDERS = ("data/csrc/xqa/", "data/csrc/fmha_v2/")
+LISTS = {"wheels": "requirements.txt", "bare": "requirements-bare.txt"}
 LEFT_OUT = {".git", ".venv", "__pycache__"}
 
 
-class PackError(Exception):
-    """One line: what is wrong, where, what to do."""
-
-
-def wanted(name: str, size: int) -> bool:
-    """Whether a file of FlashInfer's wheel is needed where kernels are loaded, not compiled."""
-    package, _, inner = name.partition("/")
-    if package.endswith(".dist-info"):
-        return inner in ("METADATA", "WHEEL", "top_level.txt")
-    if package != "flashinfer" or name.endswith("/"):
-        return False
-    if name.endswith((".py", ".json")) or inner.startswith(SOURCE_FOLDERS):
-        return True
-    return PurePosixPath(inner).parent == PurePosixPath("data/csrc") and size <= SOURCE_BYTES
-
-
-def trimmed(source: Path) -> Iterator[tuple[str, bytes]]:
-    """Files of FlashInfer from its wheel, trimmed, or from a tar that was trimmed before.
-
-    Raises:
-        PackError: it holds no FlashInfer.
-    """
-    found = False
-    if zipfile.is_zipfile(source):
-        with zipfile.ZipFile(source) as wheel:
-            for info in wheel.infolist():
-                if wanted(info.filename, info.file_size):
-                    found = found or info.filename == "flashinfer/__init__.py"
-                    yield info.filename, wheel.read(info)
-    else:
-        try:
-            with tarfile.open(source) as tar:
-                for member in tar:
-                    file = tar.extractfile(member) if member.isfile() else None
-                    if file is not None:
-                        found = found or member.name == "flashinfer/__init__.py"
-                        yield member.name, file.read()
-        except (OSError, tarfile.TarError) as error:
-            raise PackError(f"{source} is neither a wheel nor a tar: {error}") from error
-    if not found:
-        raise PackError(f"{source} holds no flashinfer/__init__.py: give FlashInfer's wheel")
-
-
 def project_files() -> list[Path]:
-    """The project's files, as git tracks them, or all of them where this is no checkout."""
+    """The project's files, as git tracks them, or all of them where this is no checkout.
+
+    Stored evidence stays out: the study to go on with is given by --database.
+    """
     listed = subprocess.run(
         ["git", "-C", str(PROJECT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
@@ -97,56 +68,111 @@ def project_files() -> list[Path]:
         paths = [PROJECT / name for name in listed.stdout.split("\0") if name]
     else:
         paths = [path for path in PROJECT.rglob("*") if not LEFT_OUT & set(path.relative_to(PROJECT).parts)]
-    return sorted(path for path in paths if path.is_file())
+    evidence = PROJECT / "tuned_configs" / "evidence"
+    return sorted(path for path in paths if path.is_file() and evidence not in path.parents)
 
 
-def download(folder: Path, python: str, machine: str) -> None:
-    """Download the requirements' wheels for the target.
+def download(folder: Path, listed: str, python: str, machine: str) -> None:
+    """Download one list's wheels for the target.
 
     Raises:
         PackError: pip did not find them all.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--python-version", python, "--implementation", "cp", "-d", str(folder)]
+    command += ["--disable-pip-version-check", "--python-version", python, "--implementation", "cp"]
+    command += ["-d", str(folder)]
     for platform in PLATFORMS:
         command += ["--platform", f"{platform}_{machine}"]
-    done = subprocess.run(
-        [*command, "-r", str(HERE / "requirements.txt")], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, "-r", str(HERE / listed)], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise PackError(f"pip could not download the wheels: {last}; give a folder of them with --wheels")
 
 
-def files(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file of the pack, in a fixed order."""
-    wheels = options.wheels
-    if wheels is None:
-        wheels = scratch / "wheels"
-        wheels.mkdir(parents=True, exist_ok=True)
-        download(wheels, options.python, options.machine)
-    elif not wheels.is_dir():
-        raise PackError(f"--wheels {wheels} is not a folder")
+def names_of(listed: str) -> set[str]:
+    """Package names of a requirements list, as wheels spell them."""
+    lines = (HERE / listed).read_text().splitlines()
+    return {normal(line.partition("==")[0]) for line in lines if line and not line.startswith("#")}
+
+
+def normal(name: str) -> str:
+    """``Mako`` and ``apache-tvm-ffi`` as ``mako`` and ``apache_tvm_ffi``."""
+    return name.strip().lower().replace("-", "_").replace(".", "_")
+
+
+def wheels(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, bytes]]:
+    """The wheels: of a folder, sorted into the two lists, or downloaded."""
+    if options.wheels is not None and not options.wheels.is_dir():
+        raise PackError(f"--wheels {options.wheels} is not a folder")
+    if options.wheels is None:
+        for part, listed in LISTS.items():
+            download(scratch / part, listed, options.python, options.machine)
+    bare = names_of(LISTS["bare"])
     seen: dict[str, str] = {}
-    for wheel in sorted(wheels.glob("*.whl")):
-        name = wheel.name.partition("-")[0].lower()
+    for path in sorted((options.wheels or scratch).rglob("*.whl")):
+        name = normal(path.name.partition("-")[0])
         if name == "flashinfer_python":
             continue  # it goes in trimmed
         if name in seen:
-            raise PackError(f"{wheels} holds {seen[name]} and {wheel.name}: keep one version of each package")
-        seen[name] = wheel.name
-        yield f"wheels/{wheel.name}", wheel.read_bytes()
-    if options.flashinfer is not None:
-        for name, data in trimmed(options.flashinfer):
-            yield f"flashinfer/{name}", data
-    if options.kernels is not None:
-        if not (options.kernels / "manifest.json").is_file():
             raise PackError(
-                f"--kernels {options.kernels} has no manifest.json: run 'autotune prebuild' first"
+                f"{path.parent} holds {seen[name]} and {path.name}: keep one version of each package"
             )
-        for path in sorted(options.kernels.rglob("*")):
-            if path.is_file() and (path.suffix == ".so" or path.name == "manifest.json"):
-                yield f"kernels/{path.relative_to(options.kernels).as_posix()}", path.read_bytes()
+        seen[name] = path.name
+        yield f"{'bare' if name in bare else 'wheels'}/{path.name}", path.read_bytes()
+
+
+def one_folder(folders: list[Path], scratch: Path) -> Path:
+    """The folders of prebuilt kernels as one, checked.
+
+    Raises:
+        PackError: one of them is not whole, or they do not belong together.
+    """
+    try:
+        for folder in folders:
+            manifests.require_whole(folder)
+        if len(folders) == 1:
+            return folders[0]
+        for folder in folders:
+            merge(folder, scratch / "kernels")
+    except PrebuildError as error:
+        raise PackError(f"--kernels: {error}") from error
+    return scratch / "kernels"
+
+
+def version_of(flashinfer: list[tuple[str, bytes]]) -> str:
+    """FlashInfer's version, from its build's own file."""
+    meta = dict(flashinfer).get("flashinfer/_build_meta.py", b"").decode()
+    for line in meta.splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "__version__":
+            return value.strip().strip("\"'")
+    return ""
+
+
+def files(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, bytes]]:
+    """Every file of the pack, in a fixed order."""
+    about: dict[str, object] = {"python": options.python, "machine": options.machine}
+    flashinfer = [] if options.flashinfer is None else list(flashinfer_files.files(options.flashinfer))
+    about["flashinfer"] = version_of(flashinfer)
+    if options.kernels:
+        folder = one_folder(options.kernels, scratch)
+        manifest = manifests.require_whole(folder)
+        if manifest.flashinfer != about["flashinfer"]:
+            raise PackError(
+                f"--kernels were built for FlashInfer {manifest.flashinfer}, and --flashinfer is "
+                f"{about['flashinfer'] or 'not given'}: both must be of one version"
+            )
+        about["kernels"] = {"modules": len(manifest.modules), "for": manifest.describe()}
+    yield "pack.json", (json.dumps(about, indent=1) + "\n").encode()
+    yield from wheels(options, scratch)
+    for name, data in flashinfer:
+        yield f"flashinfer/{name}", data
+    if options.kernels:
+        yield f"kernels/{manifests.NAME}", (folder / manifests.NAME).read_bytes()
+        for name in sorted(manifest.modules):
+            path = manifests.library(folder, name)
+            yield f"kernels/{path.relative_to(folder).as_posix()}", path.read_bytes()
     for path in project_files():
         yield f"project/{path.relative_to(PROJECT).as_posix()}", path.read_bytes()
     if options.database is not None:
@@ -155,16 +181,18 @@ def files(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, byt
         yield "database", options.database.read_bytes()
 
 
-def write(target: Path, content: Iterable[tuple[str, bytes]]) -> dict[str, int]:
-    """Write the pack; returns bytes before compression by top folder. Equal content gives an equal file."""
-    sizes: dict[str, int] = {}
-    with tarfile.open(target, "w:xz") as tar:
+def write(target: Path, content: Iterable[tuple[str, bytes]]) -> dict[str, tuple[int, int]]:
+    """Write the pack; files and bytes before compression by top folder. Equal content gives an equal file."""
+    sizes: dict[str, tuple[int, int]] = {}
+    # 9: its 64 MiB dictionary sees how much the kernels have in common
+    with tarfile.open(target, "w:xz", preset=9) as tar:
         for name, data in content:
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o644
             tar.addfile(info, io.BytesIO(data))
             top = name.partition("/")[0]
-            sizes[top] = sizes.get(top, 0) + len(data)
+            count, size = sizes.get(top, (0, 0))
+            sizes[top] = (count + 1, size + len(data))
     return sizes
 
 
@@ -172,8 +200,12 @@ def main() -> int:
     """Pack, and say what went in."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--into", type=Path, required=True, help="folder that gets pack and script")
-    parser.add_argument("--flashinfer", type=Path, help="FlashInfer's wheel, or a tar trimmed by hand")
-    parser.add_argument("--kernels", type=Path, help="folder that 'autotune prebuild' wrote")
+    parser.add_argument(
+        "--flashinfer", type=Path, help="FlashInfer's wheel, a site-packages folder that has it, or a tar"
+    )
+    parser.add_argument(
+        "--kernels", type=Path, action="append", help="folder that 'autotune prebuild' wrote; may be repeated"
+    )
     parser.add_argument("--wheels", type=Path, help="folder of wheels, instead of downloading them")
     parser.add_argument("--database", type=Path, help="an SQLite study to carry over")
     parser.add_argument("--python", default="3.12", help="the target's Python (default 3.12)")
@@ -193,8 +225,8 @@ def main() -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     megabytes = partial.stat().st_size / 1e6
-    for top, size in sizes.items():
-        print(f"{size / 1e6:8.1f} MB  {top}")
+    for top, (count, size) in sizes.items():
+        print(f"{size / 1e6:8.1f} MB  {top} ({count} files)")
     if megabytes > options.limit_mb:
         partial.unlink()
         print(f"pack: {megabytes:.1f} MB is more than --limit-mb {options.limit_mb:g}", file=sys.stderr)

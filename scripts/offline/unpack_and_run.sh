@@ -30,7 +30,7 @@ command -v "$python" >/dev/null || { echo "unpack_and_run: no $python here: give
 
 mkdir -p "$into"
 into=$(CDPATH='' cd -- "$into" && pwd)
-# the database survives: a pack without one goes on with what this host has
+# what runs wrote there (a database, tables) survives: a pack without a database goes on with what this host has
 mark=$("$python" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$pack")
 if [ "$(cat "$into/unpacked" 2>/dev/null || true)" != "$mark" ]; then
     rm -rf "$into/unpacked" "$into/fresh" "$into/site" "$into/project" "$into/kernels"
@@ -39,38 +39,15 @@ if [ "$(cat "$into/unpacked" 2>/dev/null || true)" != "$mark" ]; then
 import sys
 import tarfile
 
-with tarfile.open(sys.argv[1]) as tar:
-    if hasattr(tarfile, "data_filter"):
-        tar.extraction_filter = tarfile.data_filter
-    tar.extractall(sys.argv[2])
-PYTHON
-    if [ -d "$into/fresh/flashinfer" ]; then mv "$into/fresh/flashinfer" "$into/site"; else mkdir "$into/site"; fi
-    if [ -d "$into/fresh/wheels" ]; then
-        "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
-            --no-cache-dir --upgrade --target "$into/site" "$into"/fresh/wheels/*.whl
-    fi
-    mv "$into/fresh/project" "$into/project"
-    if [ -d "$into/fresh/kernels" ]; then mv "$into/fresh/kernels" "$into/kernels"; fi
-    if [ -f "$into/fresh/database" ]; then
-        [ ! -f "$into/autotune.db" ] || mv "$into/autotune.db" "$into/autotune.db.before"
-        rm -f "$into/autotune.db-wal" "$into/autotune.db-shm"
-        mv "$into/fresh/database" "$into/autotune.db"
-    fi
-    if [ -d "$into/kernels" ]; then
-        PYTHONPATH="$into/project:$into/site" "$python" - "$into/kernels" <<'PYTHON'
-import sys
-from pathlib import Path
-
-from autotune.prebuild.errors import PrebuildError
-from autotune.prebuild.install import install
-
 try:
-    copied = install(Path(sys.argv[1]))
-except PrebuildError as error:
-    sys.exit(f"unpack_and_run: {error}")
-print(f"unpack_and_run: {len(copied)} prebuilt kernels are in place", file=sys.stderr)
+    with tarfile.open(sys.argv[1]) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(sys.argv[2])
+except (OSError, EOFError, tarfile.TarError) as error:
+    sys.exit(f"unpack_and_run: {sys.argv[1]} cannot be unpacked ({error}): copy it again")
 PYTHON
-    fi
+    "$python" "$into/fresh/project/scripts/offline/unpack.py" "$into/fresh" "$into"
     rm -rf "$into/fresh"
     echo "$mark" >"$into/unpacked"
 fi

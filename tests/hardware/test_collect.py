@@ -120,7 +120,7 @@ def probe_says(monkeypatch: pytest.MonkeyPatch, output: str, status: int = 0, er
     monkeypatch.setattr(collecting.subprocess, "run", run)
 
 
-H200 = {
+H200: dict[str, dict[str, object]] = {
     "hardware": {
         "name": "NVIDIA H200",
         "compute_capability": "9.0",
@@ -246,6 +246,46 @@ def test_nvml_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(cuda_probe._nvml("0").values()) == {None}
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     assert set(cuda_probe._nvml("0").values()) == {None}
+
+
+def test_a_device_in_torch_s_and_nvml_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = types.SimpleNamespace(
+        name="NVIDIA H200",
+        major=9,
+        minor=0,
+        multi_processor_count=132,
+        total_memory=150_121_545_728,
+        L2_cache_size=60 * 2**20,
+        pci_domain_id=0,
+        pci_bus_id=0x1B,
+        pci_device_id=0,
+    )
+    torch = types.SimpleNamespace(
+        __version__="2.11.0+cu130",
+        version=types.SimpleNamespace(cuda="13.0", git_version="70d9"),
+        cuda=types.SimpleNamespace(
+            is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: properties
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    asked: list[object] = []
+    monkeypatch.setitem(
+        sys.modules,
+        "pynvml",
+        fake_nvml(
+            nvmlInit=lambda: None,
+            nvmlShutdown=lambda: None,
+            nvmlSystemGetDriverVersion=lambda: "580.159.03",
+            nvmlDeviceGetHandleByPciBusId=lambda pci: asked.append(pci),
+            nvmlDeviceGetPowerManagementLimit=lambda _: 700_000,
+            nvmlDeviceGetMigMode=lambda _: (1, 1),
+        ),
+    )
+    found = cuda_probe.probe(0)
+    assert found["hardware"] == {**H200["hardware"], "mig": True}
+    assert found["software"] == H200["software"]
+    assert asked == [b"00000000:1B:00.0"]
+    assert "there is no device cuda:1" in cuda_probe.probe(1)["error"]
 
 
 PIN = "2d6a/fmha/trtllm-gen/"

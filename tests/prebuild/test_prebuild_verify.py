@@ -68,6 +68,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     manifest.write(folder)
     found = Answers(folder)
     monkeypatch.setattr(installed, "library", lambda arch: found)
+    monkeypatch.setattr(installed, "has_nvidia_device", lambda: True)
     monkeypatch.setattr("autotune.prebuild.wanted.library", lambda arch: found)
     return found
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.hardware import flashinfer
+from autotune.hardware.collect import has_nvidia_device
 from autotune.routes.flashinfer.compiler import lacking
 from autotune.routes.flashinfer.library import LibraryError, library
 
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
 
 
 def package(facts: Facts) -> Path | None:
-    """The installed FlashInfer that ``facts`` are about; None if there is none, or another version's.
+    """The installed FlashInfer that ``facts`` are about; None if there is none, or it is not that.
 
-    Stored facts may be of another machine: what is installed here says nothing about it.
+    Stored facts may be of another machine, which has another version or the GPU that this one lacks: what is
+    installed here says nothing about it.
     """
-    found = flashinfer.package_folder("flashinfer")
     wanted = facts.software.get("flashinfer")
-    if facts.device != "cuda" or found is None or not wanted:
+    if facts.device != "cuda" or not wanted or not has_nvidia_device():
+        return None
+    found = flashinfer.package_folder("flashinfer")
+    if found is None:
         return None
     return found if _version(found) == wanted else None
 

@@ -37,6 +37,7 @@ class Answers:
 @pytest.fixture
 def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
     """Of an H200 with the FlashInfer that lies in ``tmp_path``, with headers."""
+    monkeypatch.setattr(installed, "has_nvidia_device", lambda: True)
     package = tmp_path / "flashinfer"
     for name in ("", "data/include", "data/cutlass"):
         (package / name).mkdir(parents=True, exist_ok=True)
@@ -98,12 +99,15 @@ def test_a_library_that_cannot_be_asked(
     assert available(make_column(), facts) == "FlashInfer cannot be imported (no tvm_ffi)"
 
 
-def test_another_version_s_facts_are_not_about_what_is_here(
-    facts: Facts, answers: Answers, make_column: Callable[..., Column]
+def test_another_machine_s_facts_are_not_about_what_is_here(
+    facts: Facts, answers: Answers, make_column: Callable[..., Column], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = Facts("cuda", facts.hardware, {**facts.software, "flashinfer": "0.6.18.post1"})
     assert available(make_column(), stored) is None
     assert available(make_column(), Facts("cuda", facts.hardware, {"flashinfer": None})) is None
+    assert available(make_column(), facts) is not None
+    monkeypatch.setattr(installed, "has_nvidia_device", lambda: False)  # evidence read on a laptop
+    assert available(make_column(), facts) is None
 
 
 def test_precompiled_kernels_are_asked_for_by_package(

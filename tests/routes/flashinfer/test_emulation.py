@@ -23,9 +23,14 @@ from autotune.routes.flashinfer.emulation.route import BASES
 from tests.routes.flashinfer.drive_emulation import COLUMNS, PROVEN
 from tests.routes.flashinfer.test_flashinfer_library import HERE, SITES, environment, label
 
-pytestmark = pytest.mark.skipif(
-    not SITES, reason="FlashInfer is not installed, and AUTOTUNE_FLASHINFER_SITE names no folder with it"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not SITES,
+        reason="FlashInfer is not installed, and AUTOTUNE_FLASHINFER_SITE names no folder with it",
+    ),
+    # sixty checks in a process of its own: half a minute, on a machine that does nothing else
+    pytest.mark.timeout(400),
+]
 WRONG, UNWRITTEN, NAN = FailureKind.WRONG_OUTPUT, FailureKind.UNWRITTEN_OUTPUT, FailureKind.NAN_LEAK
 # mistake -> how it must end; None: it is not one
 EXPECTED = {
@@ -62,7 +67,7 @@ def drive(site: str, folder: Path, what: str, *args: str) -> dict[str, Any]:
         env=environment(site, folder),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=380,
     )
     assert found.returncode == 0, found.stderr[-2000:]
     data: dict[str, Any] = json.loads((folder / f"{what}.json").read_text())

@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
+from autotune.hardware.flashinfer import cubin_folder
 from autotune.prebuild import manifest as manifests
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.manifest import Manifest, Module
@@ -125,7 +126,9 @@ def prebuild(
         jobs=jobs or os.cpu_count() or 1,
         selftest=selftest,
     )
-    environment = {**library_environment(arch, work), **toolchain.environment(stub)}
+    # its workspace is ours, and would hide cubins that were downloaded before
+    cubins = {"FLASHINFER_CUBIN_DIR": str(cubin_folder())} if python == sys.executable else {}
+    environment = {**library_environment(arch, work), **cubins, **toolchain.environment(stub)}
     outcome: Outcome | None = None
     for event, values in events(python, request, environment, work):
         if event == "library":

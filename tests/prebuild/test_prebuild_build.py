@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from autotune.domain.shape import Shape
 from autotune.prebuild import build as build_module
 from autotune.prebuild import manifest as manifests
 from autotune.prebuild.build import modules_of, prebuild
-from autotune.prebuild.child import Events, build_one
+from autotune.prebuild.child import Events, build_one, buildable
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.process import events
 from autotune.prebuild.toolchain import Toolchain
@@ -172,6 +173,19 @@ def test_a_module_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
         "name": "m",
         "reason": "x.cu(3): fatal error: curand.h: No such file",
     }
+
+
+def test_a_launcher_of_cubins_is_built_from_the_library_s_own_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Spec(tmp_path)
+    for name in ("flashinfer", "flashinfer.jit", "flashinfer.jit.attention"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    modules = types.ModuleType("flashinfer.jit.attention.modules")
+    modules.gen_trtllm_gen_fmha_module = lambda: real  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, modules.__name__, modules)
+    assert buildable(types.SimpleNamespace(name="fmha_gen")) is real
+    assert buildable(real) is real
 
 
 SITES = [site for site in os.environ.get("AUTOTUNE_FLASHINFER_SITE", "").split(os.pathsep) if site]

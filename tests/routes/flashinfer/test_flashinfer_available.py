@@ -215,6 +215,68 @@ def test_a_real_process_without_the_library(
             asked.modules("fa2", make_column())
 
 
+LIBRARY = {
+    "__init__.py": "import flashinfer.jit.env\n__version__ = '9.9'\nprint('a banner')\n",
+    "decode.py": """
+from flashinfer.jit.core import JitSpec
+
+def trtllm_batch_decode_with_kv_cache(q_len_per_req, out, **more):
+    if q_len_per_req == 7:
+        raise ValueError("seven is refused")
+    JitSpec(f"xqa_{q_len_per_req}").build_and_load().run(out)
+""",
+    "jit/__init__.py": "",
+    "jit/core.py": """
+class JitSpec:
+    def __init__(self, name):
+        self.name = name
+
+    def build_and_load(self):
+        raise RuntimeError("compiles")
+""",
+    "jit/attention/__init__.py": "",
+    "jit/attention/fmha_v2/__init__.py": "",
+    "jit/attention/fmha_v2/fmha_library.py": "def is_kernel_spec_valid(spec):\n    return True\n",
+}
+# where 0.6 looks for built modules, and the search of 0.7
+ENVS = {
+    "0.6": "import pathlib\nFLASHINFER_AOT_DIR = pathlib.Path(__file__).parents[1] / 'data' / 'aot'\n",
+    "0.7": """
+import pathlib, types
+
+def get_aot_artifacts(name):
+    path = pathlib.Path(__file__).parents[1] / "data" / "aot" / name / f"{name}.so"
+    return (types.SimpleNamespace(path=path),) if path.exists() else ()
+""",
+}
+
+
+@pytest.mark.parametrize("version", list(ENVS))
+def test_a_real_process_asks_the_library(
+    version: str,
+    tmp_path: Path,
+    make_column: Callable[..., Column],
+    closing: list[Library],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    package = tmp_path / "flashinfer"
+    for name, text in {**LIBRARY, "jit/env.py": ENVS[version]}.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    built = package / "data" / "aot" / "xqa_4" / "xqa_4.so"
+    built.parent.mkdir(parents=True)
+    built.write_bytes(b"built")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked = Library("9.0")
+    closing.append(asked)
+    assert asked.modules("xqa-decode", make_column()) == {"xqa_4": str(built)}
+    assert asked.modules("xqa-decode", make_column(q_len=5)) == {"xqa_5": None}
+    with pytest.raises(LibraryError, match="ValueError: seven is refused"):
+        asked.modules("xqa-decode", make_column(q_len=7))
+    assert "flashinfer" not in sys.modules
+
+
 SITES = [site for site in os.environ.get("AUTOTUNE_FLASHINFER_SITE", "").split(os.pathsep) if site]
 
 

@@ -42,6 +42,7 @@ from autotune.routes.contract import ContractError, Level, check_step
 if TYPE_CHECKING:
     from autotune.arena.base import Arena
     from autotune.checks.base import Check, Trial
+    from autotune.checks.workspace import Sizes
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Capacity, Route, Session
@@ -429,19 +430,29 @@ class Stage:
         return f"request {request} query {query} head {head}, kv_len {kv_len}"
 
     @contextmanager
-    def opened(self, recipe: Recipe) -> Iterator[Opened]:
-        """A session for steps of at most ``recipe``'s size and exactly its pool, in an arena of its own."""
+    def opened(self, recipe: Recipe, sizes: Sizes | None = None) -> Iterator[Opened]:
+        """A session for steps of at most ``recipe``'s size and exactly its pool, in an arena of its own.
+
+        Args:
+            sizes: gives the session's buffers other sizes, and hears of each.
+        """
         trial, column = self.trial, self.trial.column
         rows = max(column.batch_size, len(recipe.kv_lens), column.interval[1] if column.interval else 0)
         capacity = capacity_of(column, recipe, trial.device, rows)
         with trial.make_arena(self.placement) as arena:
 
             def allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-                return arena.tensor(name, shape, dtype)
+                if sizes is None:
+                    return arena.tensor(name, shape, dtype)
+                tensor = arena.tensor(name, sizes.resize(name, shape, dtype), dtype)
+                sizes.made(name, tensor)
+                return tensor
 
             what = f"{self.check}/{self.placement.value}: open for {rows} rows, {capacity.num_pages} pages"
             with calling(trial, what, opening=True):
                 session = trial.route.open(capacity, allocate)
+            if sizes is not None:
+                sizes.opened()
             try:
                 yield Opened(self, arena, session, capacity)
             except BaseException:

@@ -20,6 +20,7 @@ from autotune.checks.soak import Soak
 from autotune.checks.stale_state import StaleState
 from autotune.checks.strides import Strides
 from autotune.checks.table_garbage import TableGarbage
+from autotune.checks.workspace import Workspace
 
 if TYPE_CHECKING:
     from autotune.checks.base import Check
@@ -43,7 +44,7 @@ CHECKS: tuple[Check, ...] = (
     ExtremeLogits(),
 )
 # Run by name only, and no part of a proof.
-UNLISTED: tuple[Check, ...] = (Soak(),)
+UNLISTED: tuple[Check, ...] = (Soak(), Workspace())
 # Checks that state how far a route was tried rather than whether it is right: a proof is complete without
 # them, and says that they were not run.
 STATES_LIMITS = frozenset({"extreme_logits"})

@@ -10,6 +10,7 @@ import typer
 
 from autotune.cli.exits import CliError, Exit
 from autotune.cli.options import Json
+from autotune.domain.route_name import EMULATED
 from autotune.domain.verdict import CheckResult, CheckStatus, Status, Verdict, conclude
 
 
@@ -58,6 +59,10 @@ def command(
     try:
         child_route(route)
         facts = collect(device, threads=1)
+        if route.startswith(EMULATED):
+            from autotune.routes.flashinfer.emulation.route import b200
+
+            facts = b200(facts)
         arena_kind = default_kind(facts.device)
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error

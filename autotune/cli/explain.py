@@ -66,7 +66,7 @@ def command(
     context = max_context or entry.max_context
     found = router.explain(entry.shape, entry.dtypes, context, batch, q_len, kv, attests=frozenset(attest))
     if json:
-        print_json(_json(router, found))
+        print_json(_json(router, found, loaded))
     else:
         print_text("\n".join(_lines(router, found, loaded)))
     return 0
@@ -110,13 +110,14 @@ def _name(entry: Entry) -> str:
     return f"{heads} {dtypes.q}/{dtypes.kv}/{dtypes.out}{window}"
 
 
-def _json(router: Router, found: Explanation) -> dict[str, Any]:
+def _json(router: Router, found: Explanation, loaded: RoutingTable) -> dict[str, Any]:
     proof = found.proof
     return {
         **found._asdict(),
         "proof": None if proof is None else proof._asdict(),
         "status": {"state": router.status.state, "reason": router.status.reason},
         "digest": router.digest,
+        "unsafe": [row._asdict() for row in loaded.unsafe],
     }
 
 
@@ -137,7 +138,9 @@ def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str
         )
         lines += [f"  requires {need}" for need in proof.requires]
         lines += [f"  limit: {limit}" for limit in proof.limits]
-    lines += [f"  unsafe in this table: {row.route} {row.kind} in {row.cell}" for row in loaded.unsafe]
+    lines += [
+        f"  unsafe in this table: {row.route} {row.kind} in {row.cell}: {row.detail}" for row in loaded.unsafe
+    ]
     return lines
 
 

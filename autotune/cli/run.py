@@ -83,6 +83,13 @@ def command(
         ),
     ] = None,
     only: Routes = None,
+    sanitizer: Annotated[
+        bool,
+        typer.Option(
+            "--sanitizer/--no-sanitizer",
+            help="GPU: look at unsafe memory verdicts once with compute-sanitizer, where it is installed.",
+        ),
+    ] = True,
     json: Json = False,
 ) -> int:
     """Prove, time and decide on this machine; write the routing table.
@@ -97,7 +104,7 @@ def command(
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))
-    return _run(asked, db, out, deadline, trials, provers, only, json)
+    return _run(asked, db, out, deadline, trials, provers, only, sanitizer, json)
 
 
 def _run(
@@ -108,6 +115,7 @@ def _run(
     trials: int | None,
     provers: int | None,
     only: str | None,
+    sanitizer: bool,
     json: bool,
 ) -> int:
     from autotune.cli.context import here
@@ -115,7 +123,7 @@ def _run(
     target = here(asked)  # a wrong machine is told before torch is imported
 
     from autotune.cli.context import all_routes, require_context, writable
-    from autotune.cli.output import stderr
+    from autotune.cli.output import note, stderr
     from autotune.cli.tables import report
     from autotune.hardware.memory import GIB
     from autotune.prebuild.verify import verify
@@ -123,6 +131,7 @@ def _run(
     from autotune.store.database import open_database
     from autotune.tuner.crew import Crew
     from autotune.tuner.run import ensure_selftest, open_run
+    from autotune.tuner.triage import triage
     from autotune.tuner.tuner import Tuner
     from autotune.worker.worker import Worker
 
@@ -154,6 +163,8 @@ def _run(
             )
         progress = Tuner(run, crew, timer, view, deadline, trials).sweep()
         view.finished()
+        if sanitizer and (said := triage(run, deadline)):
+            note(said)
         return report(run, progress, out, json)
 
 

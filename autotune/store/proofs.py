@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, or_, select
+from sqlalchemy import ColumnElement, Table, and_, or_, select, update
 
 from autotune.domain.cell import Cell, Column
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.store.models import ColumnRow, ProofRow
 from autotune.store.records import Fingerprint, Proof
-from autotune.store.statements import Statements, on, split
+from autotune.store.statements import WHOLE_COLUMN, Statements, on, split
 from autotune.store.types import utc_now
 
 PROOF_KEY = (
@@ -92,6 +92,34 @@ class Proofs(Statements):
             self._add_column(connection, column)
             self._put(connection, ProofRow, PROOF_KEY, rows, only_if=_stricter)
         self._known_columns.add(column.id)
+
+    def annotate(self, fingerprint: Fingerprint, proof: Proof, note: str) -> bool:
+        """Append ``note`` to the detail of a failed row; nothing else of a row ever changes.
+
+        Args:
+            proof: the row as it was read.
+
+        Returns:
+            Whether the row was still as it was read.
+        """
+        result = proof.result
+        statement = (
+            update(ProofRow)
+            .where(
+                on(ProofRow, fingerprint),
+                ProofRow.column_id == proof.column.id,
+                ProofRow.cell_id == (proof.cell_id or WHOLE_COLUMN),
+                ProofRow.route == proof.route,
+                ProofRow.route_version == proof.route_version,
+                ProofRow.check_name == result.check,
+                ProofRow.check_version == result.version,
+                ProofRow.status == CheckStatus.FAILED.value,
+                ProofRow.detail == result.detail,
+            )
+            .values(detail=f"{result.detail}; {note}" if result.detail else note)
+        )
+        with self.database.write() as connection:
+            return connection.execute(statement).rowcount > 0
 
     def proofs(
         self,

@@ -15,9 +15,11 @@ from autotune.table.model import Generated, Policy, Quarantine, RoutingTable, Un
 from autotune.tuner.run import ALPHA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from autotune.domain.fingerprint import Facts
+    from autotune.store.records import Proof
     from autotune.tuner.run import OpenedRun
 
 # Shown per route and kind; the database has every row.
@@ -68,21 +70,26 @@ def decide_all(run: OpenedRun, objective: str | None = None) -> tuple[DecidedCel
     return tuple(found)
 
 
-def accusations(run: OpenedRun) -> tuple[Unsafe, ...]:
-    """Failed rows of the study's columns: a few of each route and kind, with the command that repeats one.
+def accused(run: OpenedRun) -> Iterator[Proof]:
+    """Failed rows of the study's columns, oldest first.
 
     Rows of another version of the route or of the check do not count here either.
     """
     columns = {item.cell.column.id for item in run.cells}
     versions = {name: route.version for name, route in run.judge.routes.items()}
+    for proof in run.repository.all_proofs(run.fingerprint):
+        if proof.result.status is not CheckStatus.FAILED or proof.column.id not in columns:
+            continue
+        if versions.get(proof.route) == proof.route_version and run.book.counts(proof.result):
+            yield proof
+
+
+def accusations(run: OpenedRun) -> tuple[Unsafe, ...]:
+    """The accused: a few of each route and kind, with the command that repeats one."""
     shown: dict[tuple[str, str], int] = {}
     found = []
-    for proof in run.repository.all_proofs(run.fingerprint):
+    for proof in accused(run):
         result = proof.result
-        if result.status is not CheckStatus.FAILED or proof.column.id not in columns:
-            continue
-        if versions.get(proof.route) != proof.route_version or not run.book.counts(result):
-            continue
         assert result.kind is not None
         key = (proof.route, result.kind.value)
         shown[key] = shown.get(key, 0) + 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as json_module
 from dataclasses import replace
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +14,14 @@ from autotune.cli.exits import CliError, Exit
 from autotune.cli.options import Json
 from autotune.domain.route_name import EMULATED
 from autotune.domain.verdict import CheckResult, CheckStatus, Status, Verdict, conclude
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from autotune.worker.jobs import ProveJob
+
+GUARDED, PLAIN = "guarded", "plain"
 
 
 def command(
@@ -33,6 +43,25 @@ def command(
         str | None,
         typer.Option("--device", metavar="cpu|cuda", help="Where to run; the GPU, if there is one."),
     ] = None,
+    arena: Annotated[
+        str,
+        typer.Option(
+            "--arena",
+            metavar="guarded|plain",
+            help="Operands between unmapped addresses, or in ordinary memory: there a stray access may pass.",
+        ),
+    ] = GUARDED,
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="Not in a child, for compute-sanitizer and debuggers: a fault ends the command.",
+        ),
+    ] = False,
+    sanitizer: Annotated[
+        bool,
+        typer.Option("--sanitizer", help="GPU: look at memory faults once more with compute-sanitizer."),
+    ] = False,
     json: Json = False,
 ) -> int:
     """Run one route's checks in one column, here and now; nothing is stored.
@@ -44,9 +73,10 @@ def command(
     from autotune.cli.output import print_json, print_text
     from autotune.domain.cell import Column
     from autotune.hardware.collect import collect
-    from autotune.worker.jobs import ProveJob, child_route, prove
-    from autotune.worker.worker import Worker
+    from autotune.worker.jobs import ProveJob, child_route
 
+    if arena not in (GUARDED, PLAIN):
+        raise CliError(f"--arena {arena}: {GUARDED} or {PLAIN}", Exit.USAGE)
     try:
         asked = Column.from_dict(json_module.loads(column))
         if pad_value is not None:
@@ -63,13 +93,14 @@ def command(
             from autotune.routes.flashinfer.emulation.route import b200
 
             facts = b200(facts)
-        arena_kind = default_kind(facts.device)
+        arena_kind = PLAIN if arena == PLAIN else default_kind(facts.device)
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error
     device = facts.device
+    tool = _tool(device) if sanitizer else None
     names = [checks.get(check).name] if check else list(checks.runs(asked, device))
     results = []
-    with Worker(device) as worker:
+    with _proving(device, arena_kind, in_process) as prove:
         for name in names:
             job = ProveJob(
                 route=route,
@@ -82,18 +113,59 @@ def command(
                 arena_kind=arena_kind,
                 pad_value=asked.pad_value,
             )
-            results.append(prove(worker, job))
+            results.append(_examined(prove(job), job, tool))
             if not json:
                 print_text(_line(results[-1]))
     verdict = conclude(results, names)
     if json:
         print_json([row.to_dict() for row in results])
     else:
-        print_text(f"{route} in {asked}: {verdict.status.value} ({_looked(verdict)})")
+        unguarded = "; operands not guarded, so no proof" if arena == PLAIN else ""
+        print_text(f"{route} in {asked}: {verdict.status.value} ({_looked(verdict)}{unguarded})")
         for what, lines in (("requires", verdict.requires), ("limit", verdict.limits)):
             for line in lines:
                 print_text(f"  {what}: {line}")
     return int(Exit.DONE if verdict.status is Status.SAFE else Exit.FAILED)
+
+
+@contextlib.contextmanager
+def _proving(device: str, arena_kind: str, in_process: bool) -> Iterator[Callable[[ProveJob], CheckResult]]:
+    """What runs a job: a worker's child, or this process."""
+    if in_process:
+        from autotune.cli.in_process import limit_time, prove_here
+
+        limit_time()
+        yield prove_here
+        return
+    from autotune.worker.jobs import prove
+    from autotune.worker.worker import Worker
+
+    with Worker(device, guard_allocations=arena_kind != PLAIN) as worker:
+        yield partial(prove, worker)
+
+
+def _tool(device: str) -> Path:
+    """compute-sanitizer, which ``--sanitizer`` asks for."""
+    from autotune.sanitizer.tool import NAME, find
+
+    if device != "cuda":
+        raise CliError("--sanitizer needs a GPU; on the CPU a fault's own line says where it was", Exit.USAGE)
+    if (found := find()) is None:
+        raise CliError(
+            f"--sanitizer: {NAME} is neither on PATH nor in CUDA_HOME, CUDA_PATH or /usr/local/cuda"
+        )
+    return found
+
+
+def _examined(row: CheckResult, job: ProveJob, tool: Path | None) -> CheckResult:
+    """``row`` with what compute-sanitizer says of a memory fault behind its detail."""
+    from autotune.sanitizer.examine import MEMORY, examine
+    from autotune.tuner.prover import repro_command
+
+    if tool is None or row.kind not in MEMORY:
+        return row
+    note = examine(tool, repro_command(job)).note
+    return replace(row, detail=f"{row.detail}; {note}" if row.detail else note)
 
 
 def _looked(at: CheckResult | Verdict) -> str:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.filters import Filters
-from autotune.cli.options import AttnTp, Batch, Dtype, EngineName, Gpu, Json, Kv, Models, QLen, SpaceFile
+from autotune.cli.options import (
+    AttnTp,
+    Batch,
+    Dtype,
+    EngineName,
+    Gpu,
+    Json,
+    Kv,
+    Models,
+    QLen,
+    Routes,
+    SpaceFile,
+)
 
 if TYPE_CHECKING:
     from autotune.space.grid import Entry
@@ -21,6 +33,7 @@ def command(
     q_len: QLen = None,
     batch: Batch = None,
     kv: Kv = None,
+    only: Routes = None,
     json: Json = False,
 ) -> int:
     """List cells, columns, routes and the estimated time of a run. Needs no GPU."""
@@ -37,8 +50,9 @@ def command(
         memory is not None and too_large(item.cell, memory, workspace_bytes=grid.engine.workspace_bytes)
         for item in grid.cells
     )
-    known = sorted(all_routes(device.kind))
-    seconds = predict_all((item.cell for item in grid.cells), device.kind, max(2, len(place.deployable)))
+    known = sorted(all_routes(device.kind, only))
+    timed = [name for name in place.deployable if only is None or name in known]
+    seconds = predict_all((item.cell for item in grid.cells), device.kind, max(2, len(timed)))
     plan: dict[str, Any] = {
         "gpu": grid.space.gpu,
         "device": str(device),
@@ -47,6 +61,7 @@ def command(
         "fallback": list(place.fallback),
         "stock": place.stock,
         "deployable": list(place.deployable),
+        "timed": timed,
         "installed": known,
         "objectives": list(grid.space.objectives),
         "columns": len(grid.columns),
@@ -89,6 +104,11 @@ def _text(plan: dict[str, Any]) -> str:
         f"fallback: {', then '.join(plan['fallback'])}; stock: {plan['stock']}",
         f"deployable: {', '.join(plan['deployable'])}",
         f"registered here: {', '.join(plan['installed']) or 'none of them'}",
+        *(
+            [f"timed: {', '.join(plan['timed']) or 'none of them'}"]
+            if plan["timed"] != plan["deployable"]
+            else []
+        ),
         f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
         f"estimated: {took} beside the self-test",
     ]

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 # captured graph and a session to open.
 MOST_SETS = 16
 LEAST_SETS = 2
+# Reading a pool of this size takes longer than a group must last (0.27 ms at 8 TB/s, as fast as memory gets
+# today): one set is a group by itself.
+ONE_SET_BYTES = 2 * 2**30
 # The flush reads this many times the L2 cache: one would leave what its replacement policy protects.
 FLUSH_CACHES = 3
 # What a route's sessions and a pool's making may take beside the pools (workspaces are half of it).
@@ -266,7 +269,7 @@ class CudaStand:
 
 
 def device_sets(one: int, cache_bytes: int, memory_bytes: int) -> int:
-    """Operand sets to rotate through: past twice the cache, at most 16, at least 2 if they fit, else 1.
+    """Operand sets to rotate through: past twice the cache, at most 16, at least 2 if they fit and are small.
 
     One set is enough to be right, since the cache is flushed before every replay; more of them let one replay
     hold many launches.
@@ -283,7 +286,8 @@ def device_sets(one: int, cache_bytes: int, memory_bytes: int) -> int:
         raise BenchError(
             f"one KV pool takes {one / 2**30:.1f} GiB, {max(0, memory_bytes) / 2**30:.1f} GiB are free"
         )
-    return min(fit, MOST_SETS, max(LEAST_SETS, 2 * cache_bytes // one + 1))
+    least = LEAST_SETS if one < ONE_SET_BYTES else 1
+    return min(fit, MOST_SETS, max(least, 2 * cache_bytes // one + 1))
 
 
 @lru_cache(maxsize=8)

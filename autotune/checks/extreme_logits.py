@@ -2,9 +2,9 @@
 
 Kernels stand in for minus infinity with a finite number and for the running maximum with a finite start:
 where every live logit is below that number, masked tokens win, rows come out as zero or NaN. How far a kernel
-can be trusted is a property of the route that an engine should know, so this check *states limits*: it climbs
-from one magnitude to the next until the answer is wrong and names the last that was right. Logits up to
-``ORDINARY`` do occur in served models; a kernel that cannot do those is wrong, not limited.
+can be trusted is a property of the route that an engine should know, so this check *states limits*. It tries
+``ORDINARY`` logits, which do occur in served models: a kernel that cannot do those is wrong, not limited.
+Then the largest; where those are wrong it climbs from one magnitude to the next and names the first that fails.
 
 The query is ``a w`` for a vector ``w`` of +-1 and a scalar a, and each key ``w`` (alike) or ``w`` with some
 signs turned (spread): every dtype holds them exactly, products and their sums are exact in fp32, and tokens
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -71,36 +72,63 @@ class ExtremeLogits:
     def _launches(self, stage: Stage) -> None:
         trial = stage.trial
         rng = random.Random(stage.seed(0))
-        kv_lens = tuple(lengths.short(trial, rng, trial.column.batch_size))
+        recipe = Recipe(tuple(lengths.short(trial, rng, trial.column.batch_size)), seed=stage.seed(1))
         ordinary = stage.tally.worst_error
-        with stage.opened(Recipe(kv_lens, seed=stage.seed(1))) as opened:
-            for sign, contents in ((-1, "alike"), (1, "alike"), (-1, "spread"), (1, "spread")):
-                self._climb(stage, opened, kv_lens, sign, contents)
+        with stage.opened(recipe) as opened:
+            operands = opened.build(recipe)
+            aligned = Aligned(operands)
+            for contents in ("alike", "spread"):
+                aligned.write_keys(spread=contents == "spread")
+                for sign in (-1, 1):
+                    Attempts(stage, opened, operands, aligned, sign, contents).climb()
         # what a route errs by out here is not its accuracy
         stage.tally.worst_error = ordinary
 
-    def _climb(
-        self, stage: Stage, opened: Opened, kv_lens: tuple[int, ...], sign: int, contents: str
-    ) -> None:
-        right = 0.0
-        for index, magnitude in enumerate(MAGNITUDES):
-            value = query_value(stage.trial, magnitude)
-            if value is None:
-                _state(stage, f"{word(sign)} logits tested up to {right:g}, where the query's dtype ends")
+
+@dataclass
+class Attempts:
+    """Launches of one sign and contents."""
+
+    stage: Stage
+    opened: Opened
+    operands: Operands
+    aligned: Aligned
+    sign: int
+    contents: str
+
+    def climb(self) -> None:
+        """Ordinary logits, then the largest; only where those are wrong, all between.
+
+        Raises:
+            FindingError: ordinary logits are wrong, or something else than a number is.
+        """
+        reachable = [magnitude for magnitude in MAGNITUDES if query_value(self.stage.trial, magnitude)]
+        word = "positive" if self.sign > 0 else "negative"
+        if not reachable or reachable[-1] != MAGNITUDES[-1]:
+            tried = reachable[-1] if reachable else 0.0
+            _state(self.stage, f"{word} logits tested up to {tried:g}, where the query's dtype ends")
+        for magnitude in reachable[:1]:
+            if failed := self._wrong_at(magnitude, word):
+                raise failed
+        if not reachable[1:] or self._wrong_at(reachable[-1], word) is None:
+            return
+        for magnitude in reachable[1:]:
+            if magnitude == reachable[-1] or self._wrong_at(magnitude, word):
+                _state(self.stage, f"{word} logits below {magnitude:g} in magnitude")
                 return
-            operands = opened.build(Recipe(kv_lens, seed=stage.seed(2 + index)))
-            align(operands, sign * value, contents == "spread")
-            if operands.step.sinks is not None:  # a sink far from all logits leaves nothing to compare
-                operands.step.sinks += sign * magnitude
-            bound = stage.bound + allowance(magnitude)
-            try:
-                opened.launch(operands, f"{word(sign)} logits of {magnitude:g}, {contents}", bound=bound)
-            except FindingError as finding:
-                if finding.kind not in LIMITING or magnitude <= ORDINARY:
-                    raise
-                _state(stage, f"{word(sign)} logits below {magnitude:g} in magnitude")
-                return
-            right = magnitude
+
+    def _wrong_at(self, magnitude: float, word: str) -> FindingError | None:
+        value = query_value(self.stage.trial, magnitude)
+        assert value is not None
+        self.aligned.write_queries(self.sign * value, self.sign * magnitude)
+        bound = self.stage.bound + allowance(magnitude)
+        try:
+            self.opened.launch(self.operands, f"{word} logits of {magnitude:g}, {self.contents}", bound=bound)
+        except FindingError as finding:
+            if finding.kind not in LIMITING:
+                raise
+            return finding
+        return None
 
 
 def _state(stage: Stage, limit: str) -> None:
@@ -108,30 +136,41 @@ def _state(stage: Stage, limit: str) -> None:
         stage.limits.append(limit)
 
 
-def word(sign: int) -> str:
-    """A sign in words."""
-    return "positive" if sign > 0 else "negative"
+class Aligned:
+    """Operands whose queries and live keys point along one vector of +-1, each KV head's its own. V stays."""
 
+    def __init__(self, operands: Operands) -> None:
+        step, shape = operands.step, operands.column.shape
+        device = step.q.device
+        generator = torch.Generator().manual_seed(operands.recipe.seed)
+        signs = torch.randn((shape.num_kv_heads, shape.head_dim), generator=generator).sign()
+        signs[signs == 0] = 1.0
+        self._signs = signs.to(device)
+        self._operands, self._group = operands, shape.group
+        self._sinks = None if step.sinks is None else step.sinks.clone()
+        pages, slots = [], []
+        for owned, kv_len in zip(operands.pages, operands.recipe.kv_lens, strict=True):
+            tokens = torch.arange(kv_len)
+            ids = torch.tensor(owned[: pages_of(kv_len, shape.page_size)], dtype=torch.int64)
+            pages.append(ids[tokens // shape.page_size])
+            slots.append(tokens % shape.page_size)
+        self._places = torch.cat(pages).to(device), torch.cat(slots).to(device)
 
-def align(operands: Operands, value: float, spread: bool) -> None:
-    """Give every query ``value`` times a vector of +-1 and every live key that vector, some signs turned.
-
-    Each KV head has a vector of its own. V stays as it is.
-    """
-    step, column = operands.step, operands.column
-    shape = column.shape
-    generator = torch.Generator().manual_seed(operands.recipe.seed)
-    signs = torch.randn((shape.num_kv_heads, shape.head_dim), generator=generator).sign()
-    signs[signs == 0] = 1.0
-    queries = signs.repeat_interleave(shape.group, dim=0) * value
-    step.q.copy_(queries.expand(step.q.shape).to(step.q.dtype))
-    keys_of = operands.caches[0]
-    for pages, kv_len in zip(operands.pages, operands.recipe.kv_lens, strict=True):
-        keys = signs.repeat(kv_len, 1, 1)
+    def write_keys(self, *, spread: bool) -> None:
+        """Every live key the vector, some of its signs turned where logits are to be ``spread``."""
+        keys = self._signs.expand(len(self._places[0]), -1, -1)
         if spread:
-            turned = torch.rand(keys.shape, generator=generator) * TURNED < 1.0
+            seed = self._operands.recipe.seed
+            generator = torch.Generator(device=keys.device).manual_seed(seed)
+            turned = torch.rand(keys.shape, generator=generator, device=keys.device) * TURNED < 1.0
             keys = torch.where(turned, -keys, keys)
-        tokens = torch.arange(kv_len)
-        owned = torch.tensor(pages[: pages_of(kv_len, shape.page_size)])
-        at = owned[tokens // shape.page_size].to(step.k.device), (tokens % shape.page_size).to(step.k.device)
-        keys_of.write_tokens(*at, keys.to(step.k.device), exact=True)
+        self._operands.caches[0].write_tokens(*self._places, keys, exact=True)
+
+    def write_queries(self, value: float, logit: float) -> None:
+        """Every query ``value`` times the vector, for logits of about ``logit``."""
+        step = self._operands.step
+        queries = self._signs.repeat_interleave(self._group, dim=0) * value
+        step.q.copy_(queries.expand(step.q.shape).to(step.q.dtype))
+        if self._sinks is not None and step.sinks is not None:
+            # a sink far from all logits leaves nothing to compare
+            step.sinks.copy_(self._sinks + logit)

@@ -62,5 +62,7 @@ class TableGarbage:
 
 
 def _fill_dead_entries(operands: Operands, page_size: int, garbage: int) -> None:
-    for row, kv_len in enumerate(operands.recipe.kv_lens):
-        operands.step.page_table[row, pages_of(kv_len, page_size) :] = garbage
+    table = operands.step.page_table
+    live = torch.tensor([pages_of(kv_len, page_size) for kv_len in operands.recipe.kv_lens])
+    dead = torch.arange(table.shape[1], device=table.device) >= live.to(table.device)[:, None]
+    table.masked_fill_(dead, garbage)

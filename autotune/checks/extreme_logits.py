@@ -4,7 +4,8 @@ Kernels stand in for minus infinity with a finite number and for the running max
 where every live logit is below that number, masked tokens win, rows come out as zero or NaN. How far a kernel
 can be trusted is a property of the route that an engine should know, so this check *states limits*. It tries
 ``ORDINARY`` logits, which do occur in served models: a kernel that cannot do those is wrong, not limited.
-Then the largest; where those are wrong it climbs from one magnitude to the next and names the first that fails.
+Then it tries the largest; where those are wrong it climbs from one magnitude to the next and names the first
+that fails.
 
 The query is ``a w`` for a vector ``w`` of +-1 and a scalar a, and each key ``w`` (alike) or ``w`` with some
 signs turned (spread): every dtype holds them exactly, products and their sums are exact in fp32, and tokens

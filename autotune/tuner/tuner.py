@@ -93,7 +93,8 @@ class Tuner:
         return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed)
 
     def _prove_ahead(self, coming: Sequence[StudyCell]) -> set[Cell]:
-        """Prove the next cells of the queue, as many columns at once as there are children.
+        """Prove the next cells of the queue, two columns a child at once: with one, all would wait for the
+        slowest twice, for its fallback and for its candidates.
 
         Several children also prove the other cells of their columns that are still to come, which would
         otherwise find them idle; a single one keeps to the queue, whose cheapest cells come first.
@@ -105,7 +106,7 @@ class Tuner:
         wanted: dict[Column, list[Cell]] = {}
         for item in coming if size > 1 else coming[:1]:
             column = item.cell.column
-            if column in wanted or len(wanted) < size:
+            if column in wanted or len(wanted) < 2 * size:
                 wanted.setdefault(column, []).append(item.cell)
         fallbacks, others = [], []
         for column, cells in wanted.items():

@@ -139,7 +139,8 @@ def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str
         lines += [f"  requires {need}" for need in proof.requires]
         lines += [f"  limit: {limit}" for limit in proof.limits]
     lines += [
-        f"  unsafe in this table: {row.route} {row.kind} in {row.cell}: {row.detail}" for row in loaded.unsafe
+        f"  unsafe in this table: {row.route} {row.kind} in {row.cell}: {' '.join(row.detail.split())}"
+        for row in loaded.unsafe
     ]
     return lines
 

@@ -1,0 +1,209 @@
+# ruff: noqa: T201 - what it prints is its result
+"""Faults in the middle of a study: a route that strays, one that hangs, kill -9 of a child and of the run.
+
+    python scripts/fault_demo.py --gpu cpu
+    python scripts/fault_demo.py --gpu h200 --routes xqa-decode,fa2
+
+Runs `autotune run` over a few cells with two more routes, offered as a third party's package: the kernels
+that the self-test plants as `narrow-table` and `hang`. While it runs a child is killed, later the run. The
+same command is then given again. Every row that was stored before must stand unchanged, nothing may live on,
+and the two routes must be unsafe by their own kinds, the others safe. Exit 1 if not. Takes a few minutes: a
+hang is one after a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PLUGIN = """
+from autotune.routes.base import Capture, Family
+from autotune.routes import {module}
+from autotune.routes.{module} import {planted}
+
+# the self-test's ends by itself before a run's watchdog takes it for a hang
+{module}.{hang}
+
+
+class _Demo:
+    family, capture, deterministic, version = Family.DECODE, Capture.{capture}, True, 1
+    needs = frozenset()
+    planted = ""
+
+    def supports(self, column, facts):
+        return Planted(self.planted).supports(column, facts)
+
+    def open(self, capacity, allocate):
+        return Planted(self.planted).open(capacity, allocate)
+
+
+class Strays(_Demo):
+    name, planted = "demo-strays", "{prefix}narrow-table"
+
+
+class Hangs(_Demo):
+    name, planted = "demo-hangs", "{prefix}hang"
+"""
+CELLS = {
+    "cpu": ["--batch", "1", "--q-len", "4", "--dtype", "fp32"],
+    "gpu": [
+        "--models",
+        "llama-3.1-70b",
+        "--batch",
+        "1,4",
+        "--q-len",
+        "4",
+        "--dtype",
+        "bf16",
+        "--kv",
+        "1024,4096",
+    ],
+}
+Rows = dict[tuple[str, ...], tuple[str, ...]]
+
+
+def plugin(folder: Path, device: str) -> None:
+    """A package with the two routes, as pip would have installed it."""
+    planted = "planted" if device == "cpu" else "planted_cuda"
+    text = PLUGIN.format(
+        module=planted,
+        planted="Planted" if device == "cpu" else "PlantedCuda as Planted",
+        hang="HANG_SECONDS = 600" if device == "cpu" else "HANG_NANOSECONDS = 600 * 10**9",
+        capture="NO" if device == "cpu" else "FREE",
+        prefix="planted-" if device == "cpu" else "planted-cuda-",
+    )
+    (folder / "demo_routes.py").write_text(text)
+    info = folder / "demo_routes-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: demo-routes\nVersion: 0\n")
+    entries = "demo-strays = demo_routes:Strays\ndemo-hangs = demo_routes:Hangs\n"
+    (info / "entry_points.txt").write_text(f"[autotune.routes]\n{entries}")
+
+
+def rows(database: Path) -> Rows:
+    """Every proof row: its key, and what it says."""
+    if not database.exists():
+        return {}
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        try:
+            found = connection.execute(
+                "SELECT column_id, cell_id, route, check_name, status, kind, detail, seed, created_at"
+                " FROM proof"
+            ).fetchall()
+        except sqlite3.OperationalError:  # no schema yet
+            return {}
+    return {tuple(map(str, row[:4])): tuple(map(str, row[4:])) for row in found}
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below ``pid``, parents first."""
+    below: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after = stat.read_text().rpartition(")")[2].split()
+            if after[0] != "Z":
+                below.setdefault(int(after[1]), []).append(int(stat.parent.name))
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        children = below.get(queue.pop(0), [])
+        found += children
+        queue += children
+    return found
+
+
+def until(met: Callable[[], bool], run: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for ``met`` while ``run`` lives."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        if run.poll() is not None:
+            sys.exit(
+                f"fault_demo: the run ended by itself (exit {run.returncode}) before it could be disturbed"
+            )
+        if time.monotonic() > deadline:
+            sys.exit(f"fault_demo: nothing to disturb within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def main() -> int:
+    """Disturb a study, then finish it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gpu", default="cpu")
+    parser.add_argument("--routes", help="the honest routes; all built-in ones of the device if left out")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for database, table and logs instead of a temporary one"
+    )
+    options = parser.parse_args()
+    device = "cpu" if options.gpu == "cpu" else "gpu"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        package = Path(scratch) / "site"
+        package.mkdir()
+        plugin(package, device)
+        return disturb(options, folder, package, device)
+
+
+def disturb(options: argparse.Namespace, folder: Path, package: Path, device: str) -> int:
+    """Start, kill a child, kill the run, start again, compare."""
+    database = folder / "faults.db"
+    known = options.routes or ("torch-sdpa,torch-splitkv" if device == "cpu" else "xqa-decode,fa2")
+    command = [sys.executable, "-m", "autotune.cli.main", "run", "--gpu", options.gpu, "--engine", "generic"]
+    command += ["--routes", f"{known},demo-strays,demo-hangs", *CELLS[device]]
+    command += ["--db", f"sqlite:///{database}", "--out", str(folder), "--budget", "20m"]
+    paths = [str(package), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+    with (folder / "first.log").open("wb") as log:
+        run = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        until(lambda: len(rows(database)) >= 5, run, 300)
+        victim = descendants(run.pid)[-1]
+        os.kill(victim, signal.SIGKILL)
+        seen = len(rows(database))
+        until(lambda: len(rows(database)) >= seen + 5, run, 300)
+        below = descendants(run.pid)
+        run.kill()
+        run.wait()
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in below if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    before = rows(database)
+    print(
+        f"killed: child {victim} after {seen} rows or more, the run after {len(before)}; "
+        f"{len(left)} processes left"
+    )
+
+    with (folder / "second.log").open("wb") as log:
+        again = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
+    after = rows(database)
+    # a row that says nothing is filled in by the next call; every other one stands
+    lost = [key for key, value in before.items() if value[0] != "unproven" and after.get(key) != value]
+    print(
+        f"the same command again: exit {again.returncode}, {len(after)} rows; "
+        f"{len(lost)} of {len(before)} changed"
+    )
+    bad = bool(left or lost or again.returncode)
+    print("\n| route | rows | failed | kind | expected |\n|---|---|---|---|---|")
+    for route in (*known.split(","), "demo-strays", "demo-hangs"):
+        mine = [value for key, value in after.items() if key[2] == route]
+        failed = [value for value in mine if value[0] == "failed"]
+        kinds = ", ".join(sorted({value[1] for value in failed})) or "-"
+        expected = {"demo-strays": "illegal_access", "demo-hangs": "hang"}.get(route, "-")
+        open_rows = [value for value in mine if value[0] == "unproven"]
+        bad = bad or kinds != expected or bool(open_rows) or not mine
+        print(f"| {route} | {len(mine)} | {len(failed)} | {kinds} | {expected} |")
+    print("\n" + ("FAILED: see the logs" if bad else "as it should be"))
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from autotune.domain.verdict import CheckResult, CheckStatus, UnprovenReason
 from autotune.tuner.book import TIMING, TIMING_VERSION
 from autotune.tuner.prover import seed_of
 from autotune.tuner.trouble import explain
-from autotune.worker.base import Broken, Failed, JobError
+from autotune.worker.base import Broken, Failed, JobError, ProtocolError
 from autotune.worker.jobs import TimeJob, timed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from autotune.tuner.decide import Evidence
     from autotune.tuner.judge import Judge
     from autotune.tuner.target import Target
+    from autotune.worker.base import Outcome
     from autotune.worker.worker import Worker
 
 # A cell takes a second or two; this only ends what the step watchdog does not see.
@@ -87,11 +89,13 @@ class Racer:
                 settings=asdict(settings),
                 first_round=len(rounds),
             )
-            outcome = timed(
-                self._worker.run(job, timeout_s=TIMEOUT_S, on_event=self._report_to(cell, evidences, rounds))
-            )
+            outcome = self._time(job, self._report_to(cell, evidences, rounds))
             got_none = len(rounds) == len(evidence.rounds)
             evidence = replace(evidence, rounds=tuple(rounds))
+            if isinstance(outcome, Failed) and outcome.after:
+                # what an earlier cell's routes left behind may have done it: again, in a child of this cell's
+                self._note(cell, outcome, live, routes, seed)
+                continue
             if isinstance(outcome, Failed):
                 return evidence, self._accuse(cell, outcome, live, routes, seed)
             if isinstance(outcome, (Broken, JobError)):
@@ -100,6 +104,13 @@ class Racer:
             if got_none:
                 break
         return evidence, None
+
+    def _time(self, job: TimeJob, on_event: Callable[[Any], Any]) -> Outcome:
+        """Run ``job``; a report that makes no sense ends it, and accuses nobody."""
+        try:
+            return timed(self._worker.run(job, timeout_s=TIMEOUT_S, on_event=on_event))
+        except ProtocolError as error:
+            return Broken(UnprovenReason.INFRASTRUCTURE, str(error), "")
 
     def _plan(self, cell: Cell, evidences: Sequence[Evidence], rounds: Sequence[Round]) -> tuple[str, ...]:
         """Routes that the next round must time for any of the engines; () when none needs more."""
@@ -115,8 +126,9 @@ class Racer:
         """Commits a chunk, then answers with the routes that still need rounds; extends ``rounds``."""
 
         def on_event(payload: Any) -> tuple[str, ...] | bool:
+            reported = _rounds(payload, len(rounds))
             self._repository.append_rounds(self._study, cell, len(rounds), payload["rounds"])
-            rounds.extend(Round.from_dict(data) for data in payload["rounds"])
+            rounds.extend(reported)
             if self._deadline.passed:
                 return False
             return self._plan(cell, evidences, rounds) or False
@@ -168,6 +180,28 @@ class Racer:
         if result.reason is not UnprovenReason.BUDGET:
             # Rounds that are lost only where a route was slow would bias the test: a cell has few losses.
             self._repository.lose_chunk(self._study, cell)
+
+
+def _rounds(payload: Any, first: int) -> list[Round]:
+    """A report's rounds, of which the first must be round ``first``.
+
+    Raises:
+        ProtocolError: the child's memory, or what it sent, cannot be relied on.
+    """
+    try:
+        found = [Round.from_dict(data) for data in payload["rounds"]]
+        sound = [each.index for each in found] == list(range(first, first + len(found))) and all(
+            0.0 <= us < math.inf
+            for each in found
+            for us in (*each.run_us.values(), *each.prepare_us.values())
+        )
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ProtocolError(
+            f"a report of rounds that cannot be read: {type(error).__name__}: {error}"
+        ) from None
+    if not (found and sound):
+        raise ProtocolError(f"a report of rounds that does not go on with round {first}")
+    return found
 
 
 def _running(outcome: Failed | Broken | JobError, live: tuple[str, ...]) -> str | None:

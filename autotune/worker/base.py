@@ -47,7 +47,11 @@ class Channel(Protocol):
 
 
 class Job(Protocol):
-    """A picklable piece of work for the child."""
+    """A picklable piece of work for the child.
+
+    A job may also have ``owners``, the names of the routes whose code it runs (see :attr:`Failed.after`), and
+    ``spends(value)``: whether that value says that the child should run no further job.
+    """
 
     def __call__(self, channel: Channel) -> Any:
         """Run in the child. The value must be picklable; it becomes ``Completed.value``."""
@@ -68,6 +72,8 @@ class Failed:
         detail: what was seen, in one line, the last words of the child's output included.
         fault: where in memory, for an access that the arena's handler located.
         steps: journalled launches, this one included.
+        after: where the process died or hung: other routes whose jobs it had run before. What one of them
+            left behind (a thread, a heap that it damaged) may be what ended it.
     """
 
     kind: FailureKind
@@ -75,6 +81,7 @@ class Failed:
     step: str
     fault: FaultSite | None = None
     steps: int = 0
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.worker import preload
 from autotune.worker.base import ProtocolError
-from autotune.worker.failure import Classified, classify
+from autotune.worker.failure import OURS_STATUS, Classified, classify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +51,11 @@ class Numbered:
 
     job: int
     message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The child has taken the job: what happens to it from here on is the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +225,26 @@ def serve(
         while True:
             request = conn.recv_bytes()
             channel = PipeChannel(conn, mark, *_NUMBER.unpack_from(request))
+            channel.say(Begun())
             _run(request[_NUMBER.size :], channel)
             gc.collect()
     except (EOFError, ConnectionError):
         os._exit(0)  # the parent is gone or done with us; skip destructors, they may hang
+    except BaseException:
+        # a job's every end has been caught: this is our own code's, whatever step is still journalled
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+        os._exit(OURS_STATUS)
 
 
 def _run(pickled: bytes, channel: PipeChannel) -> None:
     """Run one job; every end of it but death becomes a message."""
     try:
         job: Job = pickle.loads(pickled)
-    except Exception as error:
+    except MemoryError as error:
+        channel.answer(_raised(error, ""))
+        return
+    except BaseException as error:
         channel.answer(_raised(ImportError(f"the job cannot be loaded: {error}"), ""))
         return
     try:
@@ -242,7 +257,9 @@ def _run(pickled: bytes, channel: PipeChannel) -> None:
         channel.answer(Returned(value))
     except ConnectionError:
         raise  # the parent is gone
-    except Exception as error:
+    except MemoryError as error:
+        channel.answer(_raised(error, ""))
+    except BaseException as error:
         text = f"the value of {type(job).__name__} ({type(value).__name__}) cannot be pickled: {error}"
         channel.answer(_raised(TypeError(text), ""))
 

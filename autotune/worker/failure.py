@@ -138,7 +138,8 @@ MESSAGES = (
     ),
     _message(
         r"CUDA out of memory|\bout of memory\b|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
-        r"DefaultCPUAllocator: (not enough|can't allocate) memory|cannot allocate memory|std::bad_alloc",
+        r"DefaultCPUAllocator: (not enough|can't allocate) memory|cannot allocate memory|std::bad_alloc|"
+        r"\bMemoryError\b",
         UnprovenReason.OUT_OF_MEMORY,
         False,
     ),
@@ -169,9 +170,12 @@ _KERNEL_SIGNALS = {
     signal.SIGTRAP: FailureKind.CRASH,
 }
 
+# How a child ends that could not go on for a reason of its own, whatever step was journalled last.
+OURS_STATUS = 125
 # The loader's and the shell's "could not run it"; 255 is also what multiprocessing reports when it lost
 # the exit status with the fork server.
 _INFRASTRUCTURE_STATUS = {
+    OURS_STATUS: "a child that could not go on",
     126: "a program that cannot be executed",
     127: "a missing program, library or symbol",
     255: "a lost exit status, or exit(-1)",

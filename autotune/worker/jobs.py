@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 TAIL_PADDING = 512
 # One check of one column takes seconds; this only ends what no step watchdog sees.
 PROVE_TIMEOUT_S = 300.0
+# A child that died after other routes' jobs died of one of them or of its own: so often is it asked alone.
+ALONE_RUNS = 3
 PLANTED_CUDA = "planted-cuda-"
 PLANTED_XQA = "planted-xqa-"
 
@@ -95,6 +97,15 @@ class ProveJob:
     pad_value: int = 1
     slack: int = 0
 
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Whose code it runs."""
+        return (self.route,)
+
+    def spends(self, value: Any) -> bool:
+        """A child that had no memory left for a check may have none for the next."""
+        return isinstance(value, dict) and value.get("reason") == UnprovenReason.OUT_OF_MEMORY.value
+
     def __call__(self, channel: Channel) -> dict[str, Any]:
         """Look everything up, then run the check."""
         from autotune.checks import registry
@@ -142,11 +153,16 @@ def prove(
     no address), a kernel that strays at random could pass the second run by luck: a third one, without
     padding, must fault again.
 
+    A death in a child that had run other routes before may be theirs: it counts once it comes again in a
+    child of the route's own.
+
     Raises:
         WorkerError: no child can be had.
     """
     padded = replace(job, slack=TAIL_PADDING)
     outcome = worker.run(job, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
+    if isinstance(outcome, Failed) and outcome.after:
+        outcome = _alone(worker, job, outcome, timeout_s, step_timeout_s)
     first = row_of(job, outcome)
     if first.kind is not FailureKind.ILLEGAL_ACCESS or job.slack or job.arena_kind == "plain":
         return first
@@ -178,6 +194,21 @@ def prove(
     )
 
 
+def _alone(
+    worker: Worker, job: ProveJob, death: Failed, timeout_s: float, step_timeout_s: float | None
+) -> Outcome:
+    """What ``job`` comes to in a child that has run nothing but it; the last one ended in ``death``."""
+    for _ in range(ALONE_RUNS):
+        outcome = worker.run(job, timeout_s=timeout_s, step_timeout_s=step_timeout_s)
+        if row_of(job, outcome).status is not CheckStatus.PASSED:
+            return outcome
+    detail = (
+        f"{death.detail}, after {', '.join(death.after)} in the same process; alone it passed {ALONE_RUNS} "
+        f"times: either may be to blame"
+    )
+    return Broken(UnprovenReason.INFRASTRUCTURE, detail, death.step, death.steps)
+
+
 def run_check(
     worker: Worker, job: ProveJob, *, timeout_s: float = PROVE_TIMEOUT_S, step_timeout_s: float | None = None
 ) -> CheckResult:
@@ -195,12 +226,9 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
     An exception of our own code accuses nobody; what a route raises the check reports itself.
     """
     if isinstance(outcome, Completed):
-        value = dict(outcome.value)
-        route = value.pop("route", job.route)
-        found = CheckResult.from_dict(value)
-        if (route, found.check, found.seed) == (job.route, job.check, job.seed):
+        found, detail = _answered(job, outcome.value)
+        if found is not None:
             return found
-        detail = f"the child answered for {route} in {found.check}, seed {found.seed}"
         outcome = Broken(UnprovenReason.INFRASTRUCTURE, detail, "")
     from autotune.checks import registry
 
@@ -229,6 +257,19 @@ def row_of(job: ProveJob, outcome: Outcome) -> CheckResult:
     )
 
 
+def _answered(job: ProveJob, value: Any) -> tuple[CheckResult | None, str]:
+    """The row that a child answered with; or None, and why it is none."""
+    try:
+        fields = dict(value)
+        route = fields.pop("route", job.route)
+        found = CheckResult.from_dict(fields)
+    except (TypeError, ValueError, KeyError) as error:
+        return None, f"the child answered with what is no row: {type(error).__name__}: {error}"
+    if (route, found.check, found.seed) != (job.route, job.check, job.seed):
+        return None, f"the child answered for {route} in {found.check}, seed {found.seed}"
+    return found, ""
+
+
 @dataclass(frozen=True)
 class TimeJob:
     """Rounds of one cell. Every chunk of rounds goes to the parent as ``{"rounds": [...]}``, which stores it
@@ -251,6 +292,11 @@ class TimeJob:
     arena_kind: str
     settings: dict[str, Any]
     first_round: int = 0
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """Whose code it runs."""
+        return self.routes
 
     def __call__(self, channel: Channel) -> int | Finding:
         """Run rounds until the parent has enough.

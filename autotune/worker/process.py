@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.worker import child
 from autotune.worker.base import WorkerError
 from autotune.worker.failure import FaultSite, parse_fault
+from autotune.worker.inbox import Inbox
 from autotune.worker.preload import PARENT_VARIABLE
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class ChildProcess:
     def __init__(self, device: str, *, guard_allocations: bool = True) -> None:
         self._server_pid: int | None = None
         self.conn, theirs = _context.Pipe()
+        self.inbox = Inbox(self.conn.fileno())
         self._fault_fd, fault_write = os.pipe()
         os.set_blocking(self._fault_fd, False)
         # No name on disk: nothing to clean up if we are killed.
@@ -223,6 +225,11 @@ class ChildProcess:
     def exited(self) -> bool:
         """It has ended; its exit status is known."""
         return not self._process.is_alive()
+
+    @property
+    def quiet(self) -> bool:
+        """It has said nothing since its last job, and its pipe is open."""
+        return not (self.inbox.pending or self.conn.poll(0))
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:
         """Wait for a message or the end: (a message or end of file is there, the process has ended)."""

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import mmap
 import os
+import pickle
 import time
 import weakref
 from multiprocessing.reduction import ForkingPickler
@@ -22,8 +23,8 @@ from autotune.worker.base import (
     ProtocolError,
     WorkerError,
 )
-from autotune.worker.child import Emitted, Numbered, Raised, Returned, Stepped, numbered, step_of
-from autotune.worker.failure import judge_death
+from autotune.worker.child import Begun, Emitted, Numbered, Raised, Returned, Stepped, numbered, step_of
+from autotune.worker.failure import describe_status, is_opening, judge_death
 from autotune.worker.process import ChildProcess, start_fork_server
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 # Waiting in slices, a parent notices that it did not run itself: a paused container, a suspended machine.
 _SLICE_S = 1.0
+# A child may be lost between two jobs: the next one is none the worse for it and gets another.
+_MOST_CHILDREN = 3
 
 # Not each worker's own: a message can then be of no other job of this process.
 _numbers = itertools.count(1)
@@ -46,15 +49,20 @@ _numbers = itertools.count(1)
 class _Watch:
     """What a job is doing, how far it got, and when it is late."""
 
-    def __init__(self, timeout_s: float, step_timeout_s: float, mark: mmap.mmap) -> None:
+    def __init__(
+        self, timeout_s: float, step_timeout_s: float, mark: mmap.mmap, owners: tuple[str, ...] = ()
+    ) -> None:
         self.job = next(_numbers)
+        self.owners = owners
+        self.begun = False  # the child has taken the job
+        self.partial = False  # part of a message has come
         self.timeout_s = timeout_s
         self.step_timeout_s = step_timeout_s
         self.steps = 0
         self._texts: tuple[str, ...] = ("",)
         self._mark = mark
         self._marked = False
-        self._started = self._step_started = self._seen = time.monotonic()
+        self._started = self._step_started = self._seen = self._heard = time.monotonic()
 
     @property
     def step(self) -> str:
@@ -71,11 +79,16 @@ class _Watch:
         """The step's time begins now."""
         self._step_started = time.monotonic()
 
+    def hear(self) -> None:
+        """The child sent something."""
+        self._heard = time.monotonic()
+
     def excuse(self, seconds: float) -> None:
         """Time that the parent used, not the job."""
         self._started += seconds
         self._step_started += seconds
         self._seen += seconds
+        self._heard += seconds
 
     def look(self, expected_s: float) -> None:
         """Called once in every turn of the parent's loop, which should have taken ``expected_s`` at most.
@@ -107,10 +120,19 @@ class _Watch:
 
     @property
     def step_left(self) -> float:
-        """Seconds until the current step is late; our own code has no step and is never late."""
+        """Seconds until the current step is late; our own code has no step and is never late.
+
+        To take a job, or to send the rest of a message, is late as a step is.
+        """
+        if self.partial or not self.begun:
+            return self._heard + self.step_timeout_s - time.monotonic()
         if not any(self._texts):
             return self.job_left
         return self._step_started + self.step_timeout_s - time.monotonic()
+
+
+class _NotTakenError(Exception):
+    """The child ended, or could not be understood, before it took the job: no fault of the job's."""
 
 
 class Worker:
@@ -134,6 +156,7 @@ class Worker:
         self.guard_allocations = guard_allocations
         self.step_timeout_s = step_timeout_s
         self._child: ChildProcess | None = None
+        self._served: frozenset[str] = frozenset()  # routes whose jobs the child has run
         self._owner = os.getpid()
         self._running = False
         self._closed = False
@@ -159,6 +182,9 @@ class Worker:
         this returns. Time spent in ``on_event`` does not count against the job. An exception out of
         ``on_event`` (a Ctrl-C too) kills the child and is raised again.
 
+        A child that is lost before it takes the job is replaced, and the job goes to the next. One that ran
+        out of memory is replaced afterwards: it may keep what it took.
+
         Args:
             timeout_s: for the whole job. Running out of it accuses nobody (``Broken``, budget).
             step_timeout_s: instead of the worker's own.
@@ -175,10 +201,20 @@ class Worker:
             return JobError(type(error).__name__, f"{type(job).__name__} cannot be pickled: {error}")
         self._running = True
         try:
-            child = self._living_child()
             limit = self.step_timeout_s if step_timeout_s is None else step_timeout_s
-            watch = _Watch(timeout_s, limit, child.mark)
-            return self._converse(child, pickled, watch, on_event or _ignore)
+            owners: tuple[str, ...] = getattr(job, "owners", ())
+            lost = ""
+            for _ in range(_MOST_CHILDREN):
+                child = self._living_child()
+                watch = _Watch(timeout_s, limit, child.mark, owners)
+                try:
+                    outcome = self._converse(child, pickled, watch, on_event or _ignore)
+                except _NotTakenError as error:
+                    lost = str(error)
+                    continue
+                self._conclude(job, outcome)
+                return outcome
+            return Broken(UnprovenReason.INFRASTRUCTURE, f"no child took the job: {lost}", "")
         except BaseException:
             self._discard()
             raise
@@ -203,11 +239,23 @@ class Worker:
         self.close()
 
     def _living_child(self) -> ChildProcess:
-        if self._child is not None and self._child.exited:
-            self._discard()  # somebody killed it between two jobs
+        if self._child is not None and (self._child.exited or not self._child.quiet):
+            self._discard()  # between two jobs it was killed, or spoke unasked
         if self._child is None:
+            self._served = frozenset()
             self._child = ChildProcess(self.device, guard_allocations=self.guard_allocations)
         return self._child
+
+    def _conclude(self, job: Job, outcome: Outcome) -> None:
+        """Note whose job the child has run, and replace it if it is spent."""
+        self._served |= set(getattr(job, "owners", ()))
+        spends = getattr(job, "spends", None)
+        if isinstance(outcome, Completed):
+            spent = spends is not None and spends(outcome.value)
+        else:
+            spent = isinstance(outcome, Broken) and outcome.reason is UnprovenReason.OUT_OF_MEMORY
+        if spent:
+            self._discard()
 
     def _discard(self) -> None:
         child, self._child = self._child, None
@@ -232,24 +280,41 @@ class Worker:
             watch.look(limit)
             limit = 0.0
             if readable:
-                try:
-                    message = watch.message(child.conn.recv())
-                except (EOFError, OSError):
+                if not child.inbox.fill():
                     return self._bury(child, watch, on_event, kill=False)
-                except Exception as error:
-                    return self._garbled(watch, error)
-                outcome = self._take(child, message, watch, on_event)
+                watch.hear()
+                outcome = self._receive(child, watch, on_event)
                 if outcome is not None:
                     return outcome
+                watch.partial = child.inbox.pending
             elif ended:
                 return self._bury(child, watch, on_event, kill=False)
             elif watch.step_left <= 0:
-                if watch.step:
+                if watch.step or watch.partial or not watch.begun:
                     return self._bury(child, watch, on_event, kill=True)
                 watch.restart()  # of several alternating steps none was running
 
+    def _receive(self, child: ChildProcess, watch: _Watch, on_event: OnEvent) -> Outcome | None:
+        """Act on every whole message that has come, until one ends the job."""
+        messages = child.inbox.messages()
+        while True:
+            try:
+                data = next(messages, None)
+                message = None if data is None else watch.message(pickle.loads(data))
+            except Exception as error:
+                return self._garbled(watch, error)
+            if data is None:
+                return None
+            outcome = self._take(child, message, watch, on_event)
+            if outcome is not None:
+                return outcome
+
     def _take(self, child: ChildProcess, message: object, watch: _Watch, on_event: OnEvent) -> Outcome | None:
         """Act on one message; an outcome if it ends the job."""
+        if isinstance(message, Begun):
+            watch.begun = True
+            watch.restart()
+            return None
         if isinstance(message, Stepped):
             watch.enter(message)
             return None
@@ -283,6 +348,8 @@ class Worker:
         detail = f"the child sent what cannot be read: {type(error).__name__}: {error}"
         outcome = Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
         self._discard()
+        if not watch.begun:
+            raise _NotTakenError(detail)
         return outcome
 
     def _bury(
@@ -294,19 +361,28 @@ class Worker:
             last = self._drain(child, watch, on_event)
             if last is not None:
                 return last
+            if not watch.begun:
+                raise _NotTakenError("it did not answer" if status is None else describe_status(status))
             if late:
                 detail = f"stopped after {watch.timeout_s:g} s"
                 return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.steps)
+            after = tuple(sorted(self._served - set(watch.owners)))
             if kill:
                 detail = f"no progress for {watch.step_timeout_s:g} s"
-                return Failed(FailureKind.HANG, detail, watch.step, steps=watch.steps)
+                if watch.partial:
+                    detail = f"it sent part of a message, then nothing for {watch.step_timeout_s:g} s"
+                elif is_opening(watch.step):
+                    detail = f"nothing was launched: {detail}"
+                else:
+                    return Failed(FailureKind.HANG, detail, watch.step, steps=watch.steps, after=after)
+                return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
             if status is None:
                 detail = "the child closed its pipe and lived on"
                 return Broken(UnprovenReason.INFRASTRUCTURE, detail, watch.step, watch.steps)
             fault = child.fault()
             judged = judge_death(status, watch.step, fault, child.output_tail())
             if isinstance(judged.blame, FailureKind):
-                return Failed(judged.blame, judged.detail, watch.step, fault, watch.steps)
+                return Failed(judged.blame, judged.detail, watch.step, fault, watch.steps, after)
             return Broken(judged.blame, judged.detail, watch.step, watch.steps)
         finally:
             self._discard()
@@ -314,15 +390,21 @@ class Worker:
     def _drain(self, child: ChildProcess, watch: _Watch, on_event: OnEvent) -> Outcome | None:
         """Take what is still in the pipe of a dead child; a job that had returned has completed."""
         while True:
-            try:
-                if not child.conn.poll(0):
-                    return None
-                message = watch.message(child.conn.recv())
-            except Exception:
-                return None  # end of file, a message cut off by the death, or not about this job
-            outcome = self._take(child, message, watch, on_event)
-            if outcome is not None:
-                return outcome
+            messages = child.inbox.messages()
+            while True:
+                try:
+                    data = next(messages, None)
+                    message = None if data is None else watch.message(pickle.loads(data))
+                except Exception:
+                    return None  # not about this job
+                if data is None:
+                    break
+                outcome = self._take(child, message, watch, on_event)
+                if outcome is not None:
+                    return outcome
+            # a message cut off by the death stays where it is
+            if not child.conn.poll(0) or not child.inbox.fill():
+                return None
 
 
 def _ignore(payload: Any) -> None:

@@ -316,6 +316,15 @@ def test_static_reads_no_tensor_and_full_trusts_no_host_value() -> None:
     case.check("static")
 
 
+def test_lengths_on_the_host_may_come_in_a_list(case: Case) -> None:
+    lens: Any = case.step.seq_lens.tolist()
+    case.step.host_kv_lens = lens
+    case.check()
+    lens[1] += 1
+    with pytest.raises(ContractError, match=rf"host_kv_lens\[1\] is {lens[1]}, seq_lens\[1\] is"):
+        case.check()
+
+
 def test_an_unknown_level_is_an_error(case: Case) -> None:
     with pytest.raises(ValueError, match="quick"):
         case.check("quick")

@@ -128,6 +128,32 @@ def test_lengths_on_the_host_are_looked_at_in_every_step() -> None:
     assert (error := contract.broken(case.step)) is not None and error.rule == "proven_box"
 
 
+@pytest.mark.parametrize("known", [(100, 4, 200), None])
+def test_lengths_that_are_not_said_may_be_any(known: tuple[int, ...] | None) -> None:
+    """What lengths on the host fit into may be too small for those on the device."""
+    for narrow, context in ((True, Context()), (False, Context(proven=Proven((3,), 200)))):
+        case = kernels.made()
+        if narrow:
+            case.step.page_table = case.step.page_table[:, :-1].contiguous()
+        contract = Contract(case.capacity, context=context)
+        case.step.host_kv_lens = known
+        contract.broken(case.step)
+        case.step.host_kv_lens = None
+        error = contract.broken(case.step)
+        assert error is not None and error.rule == ("table_width" if narrow else "proven_box")
+
+
+def test_a_query_scale_on_the_device_is_not_looked_at() -> None:
+    case = kernels.made()
+    scale: Any = torch.ones(())
+    contract = Contract(case.capacity, context=Context(q_scale=scale))
+    with no_work():
+        error = contract.broken(case.step)
+    assert error is not None and str(error) == (
+        "contract rule q_scale: q_scale is a Tensor; a Python number is needed"
+    )
+
+
 def test_a_known_call_with_an_output_says_nothing_of_one_without() -> None:
     case = kernels.made()
     contract = Contract(case.capacity, route="xqa-decode")
@@ -151,6 +177,8 @@ def test_sinks_of_another_layer_are_looked_at() -> None:
     for wrong in (None, torch.zeros(4), torch.zeros(8, dtype=torch.float64)):
         case.step.sinks = wrong
         assert (error := contract.broken(case.step)) is not None and error.rule == "sinks"
+    case.step.sinks = torch.zeros(8, device="meta")
+    assert (error := contract.broken(case.step)) is not None and error.rule == "device"
 
 
 def test_new_tokens_and_graphs_never_take_the_quick_way() -> None:

@@ -40,7 +40,10 @@ def _scales(call: Call) -> str | None:
 
 
 def _q_scale(call: Call) -> str | None:
-    value, dtypes = call.context.q_scale, call.capacity.column.dtypes
+    dtypes = call.capacity.column.dtypes
+    value: object = call.context.q_scale
+    if not isinstance(value, (int, float)):  # to compare a tensor is to launch a kernel, and to wait for it
+        return f"q_scale is a {type(value).__name__}; a Python number is needed"
     if value == 1.0:
         return None
     if not (math.isfinite(value) and value > 0):

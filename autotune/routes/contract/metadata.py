@@ -25,11 +25,10 @@ def _seq_lens(call: Call) -> str | None:
     host = call.step.host_kv_lens
     if host is not None and len(host) != call.step.batch_size:
         return f"host_kv_lens has {len(host)} lengths for {call.step.batch_size} requests"
-    if call.full and host is not None and host != call.kv_lens:
-        row = next(
-            i for i, pair in enumerate(zip(host, call.kv_lens or (), strict=True)) if len(set(pair)) > 1
-        )
-        return f"host_kv_lens[{row}] is {host[row]}, seq_lens[{row}] is {(call.kv_lens or ())[row]}"
+    if call.full and host is not None:
+        for row, (said, found) in enumerate(zip(host, call.kv_lens or (), strict=True)):
+            if said != found:
+                return f"host_kv_lens[{row}] is {said}, seq_lens[{row}] is {found}"
     return None
 
 

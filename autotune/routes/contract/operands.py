@@ -80,8 +80,9 @@ def _device(call: Call) -> str | None:
     step = call.step
     tensors = {"q": step.q, "k": step.k, "v": step.v, "page_table": step.page_table}
     tensors["seq_lens"] = step.seq_lens
-    if call.out is not None:
-        tensors["out"] = call.out
+    for name, tensor in (("out", call.out), ("sinks", step.sinks)):
+        if tensor is not None:
+            tensors[name] = tensor
     kind, _, index = call.capacity.device.partition(":")
     for name, tensor in tensors.items():
         device = tensor.device

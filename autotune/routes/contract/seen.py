@@ -18,7 +18,8 @@ class Seen:
     """One call that every rule let through.
 
     Args:
-        longest: most tokens of a request for which every rule holds.
+        longest: most tokens of a request for which every rule holds. Lengths that are not on the host may
+            reach ``max_seq_len``.
         unit: the kernel's alignment less 1.
     """
 
@@ -45,7 +46,7 @@ class Seen:
         self._device = q.device
         self._numbers = (step.q_len, step.max_seq_len, step.sm_scale, step.k_scale, step.v_scale)
         self._q_len = step.q_len
-        self._sinks = None if step.sinks is None else (step.sinks.shape, step.sinks.dtype)
+        self._sinks = None if step.sinks is None else (step.sinks.shape, step.sinks.dtype, step.sinks.device)
         self._has_out = out is not None
         self._out = None if out is None else (out.shape, out.dtype)
         self._host: tuple[int, ...] | None = None
@@ -83,14 +84,16 @@ class Seen:
         elif (out.shape, out.dtype) != self._out or out.device != device or not out.is_contiguous():
             return False
         sinks = step.sinks
-        if (None if sinks is None else (sinks.shape, sinks.dtype)) != self._sinks:
+        if (None if sinks is None else (sinks.shape, sinks.dtype, sinks.device)) != self._sinks:
             return False
         if self._unit:
             places = q.data_ptr() | k.data_ptr() | v.data_ptr()
             if (places if out is None else places | out.data_ptr()) & self._unit:
                 return False
         host = step.host_kv_lens
-        if host is None or host is self._host:
+        if host is None:
+            return step.max_seq_len <= self._longest
+        if host is self._host:
             return True  # the layers of one step share one tuple, which nobody can have changed
         if type(host) is not tuple or len(host) != lens.shape[0]:
             return False

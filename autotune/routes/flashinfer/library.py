@@ -6,6 +6,7 @@ This process imports neither FlashInfer nor its compiled code: it may fork worke
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -35,6 +36,10 @@ class LibraryError(RuntimeError):
     def __init__(self, message: str, *, unusable: bool = False) -> None:
         super().__init__(message)
         self.unusable = unusable
+
+
+class _DiedError(LibraryError):
+    """The process that answers is gone."""
 
 
 class Library:
@@ -81,20 +86,28 @@ class Library:
         return found
 
     def _ask(self, route: str, column: Column) -> Mapping[str, str | None]:
-        if self._child is None or self._child.poll() is not None:
+        fresh = self._child is None or self._child.poll() is not None
+        if fresh:
             self._start()
-        assert self._child is not None and self._child.stdin is not None
         question = json.dumps({"route": route, "column": column.to_dict()}) + "\n"
         try:
-            self._child.stdin.write(question.encode())
-            self._child.stdin.flush()
-        except OSError:  # it ended between the look and the question; the answer's absence says so
-            pass
-        answer = self._read()
+            answer = self._answer(question)
+        except _DiedError:
+            if fresh:
+                raise
+            self._start()  # it was about to end, idle, when it was asked
+            answer = self._answer(question)
         if "error" in answer:
             raise LibraryError(f"FlashInfer refuses {column} for {route}: {answer['error']}")
         modules: dict[str, str | None] = answer["modules"]
         return modules
+
+    def _answer(self, question: str) -> dict[str, Any]:
+        assert self._child is not None and self._child.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended; the answer's absence says so
+            self._child.stdin.write(question.encode())
+            self._child.stdin.flush()
+        return self._read()
 
     def _start(self) -> None:
         self.close()
@@ -125,7 +138,7 @@ class Library:
                 raise LibraryError(f"FlashInfer did not name a module within {ANSWER_S:.0f} s")
             part = os.read(descriptor, 1 << 16)
             if not part:
-                raise LibraryError(f"the process that names FlashInfer's modules died: {self._last_words()}")
+                raise _DiedError(f"the process that names FlashInfer's modules died: {self._last_words()}")
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
@@ -144,7 +157,8 @@ class Library:
         if child is not None:
             atexit.unregister(self.close)
             if child.stdin is not None:
-                child.stdin.close()  # it ends with its input, and removes what it wrote
+                with contextlib.suppress(OSError):  # a question that it did not read
+                    child.stdin.close()  # it ends with its input, and removes what it wrote
             try:
                 child.wait(timeout=5)
             except subprocess.TimeoutExpired:

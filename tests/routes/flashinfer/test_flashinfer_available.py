@@ -179,6 +179,41 @@ def test_questions_are_asked_once_and_the_process_is_started_again(
     assert (tmp_path / "starts").read_text().count("start") == 2
 
 
+def test_a_question_to_a_process_that_is_ending_is_asked_again(
+    tmp_path: Path, make_column: Callable[..., Column], closing: list[Library]
+) -> None:
+    """It answers once and is then no reader any more, while it still runs: as at the end of its idle time."""
+    ends = f"""#!/bin/sh
+echo start >> {tmp_path}/starts
+echo '{{"flashinfer": "0.7.2"}}'
+read question && echo '{{"modules": {{"{NAME}": null}}}}'
+exec <&- >&-
+sleep 1
+"""
+    path = tmp_path / "ends"
+    path.write_text(ends)
+    path.chmod(0o755)
+    asked = Library("9.0", str(path))
+    closing.append(asked)
+    for q_len in (1, 2, 3):
+        assert asked.modules("xqa-decode", make_column(q_len=q_len)) == {NAME: None}
+    assert (tmp_path / "starts").read_text().count("start") == 3
+    asked.close()
+
+
+def test_closing_after_an_unread_question_raises_nothing(
+    tmp_path: Path, make_column: Callable[..., Column]
+) -> None:
+    path = tmp_path / "deaf"
+    path.write_text('#!/bin/sh\nexec <&-\necho \'{"flashinfer": "0.7.2"}\'\nsleep 1\n')
+    path.chmod(0o755)
+    asked = Library("9.0", str(path))
+    for q_len in (1, 2):
+        with pytest.raises(LibraryError, match="died"):
+            asked.modules("xqa-decode", make_column(q_len=q_len))
+    asked.close()
+
+
 def test_a_process_that_dies_and_a_library_that_cannot_be_imported(
     tmp_path: Path, make_column: Callable[..., Column], closing: list[Library]
 ) -> None:
@@ -204,15 +239,15 @@ def test_a_process_that_dies_and_a_library_that_cannot_be_imported(
     assert (tmp_path / "starts").read_text() == before
 
 
+@pytest.mark.skipif(package_folder("flashinfer") is not None, reason="FlashInfer is installed")
 def test_a_real_process_without_the_library(
     make_column: Callable[..., Column], closing: list[Library], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     asked = Library("9.0", sys.executable)
     closing.append(asked)
-    if package_folder("flashinfer") is None:
-        with pytest.raises(LibraryError, match="No module named 'flashinfer'"):
-            asked.modules("fa2", make_column())
+    with pytest.raises(LibraryError, match="No module named 'flashinfer'"):
+        asked.modules("fa2", make_column())
 
 
 LIBRARY = {

@@ -49,7 +49,7 @@ def kernel_findings(
     return [
         _modules(found, build, install),
         *[finding("kernels", None, line) for line in found.refused],
-        *_manifest(package, facts, found, install),
+        *_manifest(package, facts, found, build, install),
         *_compiler(package, bool(found.missing)),
         *_cubins(facts, found),
     ]
@@ -70,12 +70,12 @@ def _modules(found: Wanted, build: str, install: str) -> dict[str, Any]:
     )
 
 
-def _manifest(package: Path, facts: Facts, found: Wanted, install: str) -> list[dict[str, Any]]:
-    """Whether the modules that are here are those that were built."""
+def _manifest(package: Path, facts: Facts, found: Wanted, build: str, install: str) -> list[dict[str, Any]]:
+    """Whether the modules that are here are those that were built, and for this space."""
     from autotune.prebuild import manifest as manifests
     from autotune.prebuild.errors import PrebuildError
     from autotune.prebuild.install import aot_folder, fits, tvm_ffi_version
-    from autotune.prebuild.verify import unfit
+    from autotune.prebuild.verify import too_few, unfit
 
     folder = aot_folder(package)
     if folder is None:
@@ -97,6 +97,11 @@ def _manifest(package: Path, facts: Facts, found: Wanted, install: str) -> list[
         lines = list(changed.values())
         more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
         return [finding("kernel manifest", False, f"{lines[0]}{more}; {again}", changed=sorted(changed))]
+    if short := too_few(manifest, {name: found.head_dims[name] for name in here}):
+        lines = list(short.values())
+        more = f" (and {len(lines) - 1} more)" if lines[1:] else ""
+        text = f"{lines[0]}{more}; {build} where there is a compiler, DIR as before; then here: {install}"
+        return [finding("kernel manifest", False, text, lacking=sorted(short))]
     unlisted = sorted(set(here) - set(manifest.modules))
     tail = f"; {len(unlisted)} modules that are here are not in it" if unlisted else ""
     text = f"{len(here) - len(unlisted)} modules checked, for {manifest.describe()}{tail}"

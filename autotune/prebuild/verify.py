@@ -12,6 +12,7 @@ from autotune.routes.flashinfer.library import LibraryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
@@ -33,18 +34,39 @@ def unfit(manifest: Manifest, facts: Facts) -> str | None:
     return None
 
 
+def too_few(manifest: Manifest, loaded: Mapping[str, set[int]]) -> dict[str, str]:
+    """Modules that hold no kernel for a head size that they are loaded for, a line each.
+
+    fmha-v2's have one name whatever they hold, and die in an assertion at a size that they do not.
+
+    Args:
+        loaded: name -> head sizes (``Wanted.head_dims``).
+    """
+    lines = {}
+    for name, sizes in sorted(loaded.items()):
+        held = manifest.modules[name].head_dims if name in manifest.modules else ()
+        if held and (lacking := sorted(sizes - set(held))):
+            lines[name] = f"{name}: built for head sizes {_joined(held)}, and {_joined(lacking)} is asked for"
+    return lines
+
+
+def _joined(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
 def verify(facts: Facts, columns: Iterable[Column], routes: Mapping[str, Route]) -> None:
     """Refuse modules that are not what the installed manifest says, before anything runs with them.
 
-    Every module of the manifest is hashed (0.1 s for 54). Only if one of them is not right is the library
-    asked whether this run, its self-test included, would load that one. A module that is not there at all is
-    no matter here: its route says so itself (``Route.available``). Without a manifest there is nothing to
-    hold modules against.
+    Every module of the manifest is hashed (0.1 s for 54). Only if one of them is not right, or may lack a
+    head size, is the library asked whether this run, its self-test included, would load that one. A module
+    that is not there at all is no matter here: its route says so itself (``Route.available``). Without a
+    manifest there is nothing to hold modules against.
 
     Raises:
         PrebuildError: the manifest is of another FlashInfer, tvm-ffi, CUDA or device, or a module is not the
-            one that was built.
+            one that was built, or was not built for a head size of this run.
     """
+    columns = list(columns)
     package = installed.package(facts)
     folder = None if package is None else aot_folder(package)
     manifest = None if folder is None else manifests.read(folder)
@@ -58,23 +80,47 @@ def verify(facts: Facts, columns: Iterable[Column], routes: Mapping[str, Route])
         for name, line in manifests.problems(folder, manifest).items()
         if manifests.library(folder, name).is_file()
     }
-    if changed:
-        loaded = _loaded(facts, columns, routes)
-        hit = [line for name, line in changed.items() if loaded is None or name in loaded]
-        if hit:
-            more = f" (and {len(hit) - 1} more)" if hit[1:] else ""
-            raise PrebuildError(f"prebuilt kernel {hit[0]}{more}; {again}")
+    doubtful = _doubtful(manifest, folder, columns, routes)
+    if not (changed or doubtful):
+        return
+    loaded = _loaded(facts, columns, routes)
+    hit = [line for name, line in changed.items() if loaded is None or name in loaded]
+    if hit:
+        more = f" (and {len(hit) - 1} more)" if hit[1:] else ""
+        raise PrebuildError(f"prebuilt kernel {hit[0]}{more}; {again}")
+    if short := list(too_few(manifest, doubtful if loaded is None else loaded).values()):
+        raise PrebuildError(
+            f"prebuilt kernel {short[0]}: 'autotune prebuild' for this space too, into the same folder, "
+            f"then 'autotune prebuild --out DIR --into {package}'"
+        )
 
 
-def _loaded(facts: Facts, columns: Iterable[Column], routes: Mapping[str, Route]) -> set[str] | None:
-    """Names of the modules that a run loads; None where the library does not say all of them."""
+def _doubtful(
+    manifest: Manifest, folder: Path, columns: Iterable[Column], routes: Mapping[str, Route]
+) -> dict[str, set[int]]:
+    """Modules that are here and lack a head size of this run, which may not be theirs to have."""
+    sizes = {column.shape.head_dim for column in columns}
+    return {
+        name: sizes
+        for name, module in manifest.modules.items()
+        if module.head_dims
+        and not sizes <= set(module.head_dims)
+        and any(route in routes for route in module.routes)
+        and manifests.library(folder, name).is_file()
+    }
+
+
+def _loaded(
+    facts: Facts, columns: Iterable[Column], routes: Mapping[str, Route]
+) -> dict[str, set[int]] | None:
+    """Modules that a run loads, each with its head sizes; None where the library does not say all of them."""
     from autotune.prebuild.wanted import wanted
 
     try:
         found = wanted(facts, columns, routes)
     except LibraryError:
         return None
-    return None if found.refused else set(found.modules)
+    return None if found.refused else found.head_dims
 
 
 def require_selftest(facts: Facts) -> None:

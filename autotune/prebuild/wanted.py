@@ -25,12 +25,14 @@ class Wanted:
     Attributes:
         modules: name -> where the library finds it built; None if nowhere.
         routes: name -> the routes that load it.
+        head_dims: name -> head sizes of the columns that load it.
         refused: what the library's Python layer refuses, a line each.
         precompiled: routes among them whose kernels are cubins.
     """
 
     modules: dict[str, Path | None] = field(default_factory=dict)
     routes: dict[str, set[str]] = field(default_factory=dict)
+    head_dims: dict[str, set[int]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     precompiled: set[str] = field(default_factory=set)
 
@@ -74,4 +76,5 @@ def wanted(
         for name, path in modules.items():
             found.modules[name] = None if path is None else Path(path)
             found.routes.setdefault(name, set()).add(route.name)
+            found.head_dims.setdefault(name, set()).add(column.shape.head_dim)
     return found

@@ -112,6 +112,19 @@ def test_what_is_built_is_checked(answers: Answers, doctor: Callable[..., Findin
     assert doctor("--routes", "fa2")["kernel manifest"][0]["ok"] is None
 
 
+def test_a_module_without_a_head_size_of_the_space_is_named(
+    answers: Answers, doctor: Callable[..., Findings]
+) -> None:
+    manifest = build(answers.here, "fmha-v2", "xqa-decode")
+    assert doctor("--engine", "sglang", "--routes", "fmha-v2")["kernel manifest"][0]["ok"] is True
+    manifest.modules["fmha-v2"] = replace(manifest.modules["fmha-v2"], head_dims=(256,))
+    manifest.write(answers.here)
+    (item,) = doctor("--engine", "sglang", "--routes", "fmha-v2")["kernel manifest"]
+    assert item["ok"] is False and item["lacking"] == ["fmha-v2"]
+    assert "fmha-v2: built for head sizes 256, and 128 is asked for" in item["detail"]
+    assert "autotune prebuild --gpu h200 --engine sglang --out DIR" in item["detail"]
+
+
 def test_a_compiler_that_is_here(
     answers: Answers, doctor: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

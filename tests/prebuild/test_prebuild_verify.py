@@ -126,6 +126,37 @@ def test_modules_of_another_build_are_one_line(change: dict[str, str], said: str
     assert f"remove {answers.here}" in str(raised.value)
 
 
+def test_a_module_without_a_kernel_for_a_head_size_of_this_run_is_one_line(answers: Answers) -> None:
+    """fmha-v2's module has one name whatever it holds; asked for another size it ends the process."""
+    name = "fmha-v2_4"
+    path = manifests.library(answers.here, name)
+    path.parent.mkdir()
+    path.write_bytes(b"fmha")
+    manifest = manifests.read(answers.here)
+    assert manifest is not None
+    module = Module(name, manifests.digest(path), 4, 1.0, "r", ("fmha-v2",), (128,))
+    manifest.modules[name] = module
+    manifest.write(answers.here)
+    wide = replace(COLUMN, shape=replace(COLUMN.shape, head_dim=256, head_dim_vo=256))
+    verify(FACTS, [COLUMN], chosen("fmha-v2"))
+    assert answers.asked == []
+    verify(FACTS, [wide], chosen("fa2"))
+    assert answers.asked == []
+    verify(FACTS, [COLUMN, replace(wide, q_len=5)], chosen("fmha-v2"))  # that loads another module
+    with pytest.raises(PrebuildError) as raised:
+        verify(FACTS, [COLUMN, wide], chosen("fmha-v2"))
+    said = str(raised.value)
+    assert "fmha-v2_4: built for head sizes 128, and 256 is asked for" in said and "\n" not in said
+    assert "into the same folder" in said and f"--into {answers.here.parents[1]}" in said
+    answers.error = LibraryError("it died")
+    with pytest.raises(PrebuildError, match="built for head sizes 128"):
+        verify(FACTS, [wide], chosen("fmha-v2"))
+    answers.error = None
+    manifest.modules[name] = replace(module, head_dims=(128, 256))
+    manifest.write(answers.here)
+    verify(FACTS, [COLUMN, wide], chosen("fmha-v2"))
+
+
 def test_without_manifest_library_or_device_there_is_nothing_to_check(answers: Answers) -> None:
     damage(answers, "fa2_4")
     verify(replace(FACTS, software={**FACTS.software, "flashinfer": "0.6.18"}), [COLUMN], chosen("fa2"))

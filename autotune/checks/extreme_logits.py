@@ -4,12 +4,13 @@ Kernels stand in for minus infinity with a finite number and for the running max
 where every live logit is below that number, masked tokens win, rows come out as zero or NaN. How far a kernel
 can be trusted is a property of the route that an engine should know, so this check *states limits*. It tries
 ``ORDINARY`` logits, which do occur in served models: a kernel that cannot do those is wrong, not limited.
-Then it tries the largest; where those are wrong it climbs from one magnitude to the next and names the first
-that fails.
+Then it tries the largest; where those are wrong it climbs from one magnitude to the next and names the last
+that was right.
 
-The query is ``a w`` for a vector ``w`` of +-1 and a scalar a, and each key ``w`` (alike) or ``w`` with some
-signs turned (spread): every dtype holds them exactly, products and their sums are exact in fp32, and tokens
-that count have equal logits. What magnitude alone then costs is the log-sum-exp of a KV split, in fp32 and
+The query is ``a w`` for a vector ``w`` of +-1 and a scalar a of four significant bits, and each key ``w``
+(alike) or ``w`` with some signs turned (spread): every dtype holds them exactly, a query that the kernel
+itself rounds to e4m3 included, products and their sums are exact in fp32, and tokens that count have equal
+logits. What magnitude alone then costs is the log-sum-exp of a KV split, in fp32 and
 often in base 2: two partials with an error of ``log2(e) |logit| u(fp32)`` each, rounded when made and when
 scaled. ``8 |logit| u(fp32)`` is added to the bound.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +38,8 @@ ORDINARY = 1e2
 # FlashInfer's fa2 had 5e4 as infinity up to 0.6.18; fp16 ends at 65504.
 MAGNITUDES = (ORDINARY, 1e3, 1e4, 4e4, 1e5, 2e5)
 LARGEST_QUERY = {"e4m3": 448.0, "fp16": 65504.0}
+# Of a query's element: what e4m3, the coarsest type, keeps.
+SIGNIFICANT_BITS = 4
 # One sign in this many is turned where logits are to be spread.
 TURNED = 64
 SPLIT_ROUNDINGS = 8.0  # see above
@@ -43,9 +47,10 @@ LIMITING = (FailureKind.WRONG_OUTPUT, FailureKind.NAN_LEAK)
 
 
 def query_value(trial: Trial, magnitude: float) -> float | None:
-    """The query's elements for logits of about ``magnitude``; None if its dtype does not reach that far."""
+    """The query's elements for logits of ``magnitude`` or a little more; None if its dtype ends before."""
     column = trial.column
-    value = magnitude / math.sqrt(column.shape.head_dim)
+    mantissa, exponent = math.frexp(magnitude / math.sqrt(column.shape.head_dim))
+    value = math.ldexp(math.ceil(math.ldexp(mantissa, SIGNIFICANT_BITS)), exponent - SIGNIFICANT_BITS)
     return value if value <= LARGEST_QUERY.get(column.dtypes.q, math.inf) else None
 
 
@@ -113,16 +118,16 @@ class Attempts:
                 raise failed
         if not reachable[1:] or self._wrong_at(reachable[-1], word) is None:
             return
-        for magnitude in reachable[1:]:
+        for right, magnitude in pairwise(reachable):
             if magnitude == reachable[-1] or self._wrong_at(magnitude, word):
-                _state(self.stage, f"{word} logits below {magnitude:g} in magnitude")
+                _state(self.stage, f"{word} logits up to {right:g} in magnitude")
                 return
 
     def _wrong_at(self, magnitude: float, word: str) -> FindingError | None:
         value = query_value(self.stage.trial, magnitude)
         assert value is not None
-        self.aligned.write_queries(self.sign * value, self.sign * magnitude)
-        bound = self.stage.bound + allowance(magnitude)
+        logit = self.aligned.write_queries(self.sign * value)
+        bound = self.stage.bound + allowance(abs(logit))
         try:
             self.opened.launch(self.operands, f"{word} logits of {magnitude:g}, {self.contents}", bound=bound)
         except FindingError as finding:
@@ -167,11 +172,13 @@ class Aligned:
             keys = torch.where(turned, -keys, keys)
         self._operands.caches[0].write_tokens(*self._places, keys, exact=True)
 
-    def write_queries(self, value: float, logit: float) -> None:
-        """Every query ``value`` times the vector, for logits of about ``logit``."""
+    def write_queries(self, value: float) -> float:
+        """Every query ``value`` times the vector; returns its logit with the vector itself."""
         step = self._operands.step
+        logit = value * self._signs.shape[1] * step.sm_scale * step.k_scale
         queries = self._signs.repeat_interleave(self._group, dim=0) * value
         step.q.copy_(queries.expand(step.q.shape).to(step.q.dtype))
         if self._sinks is not None and step.sinks is not None:
             # a sink far from all logits leaves nothing to compare
             step.sinks.copy_(self._sinks + logit)
+        return logit

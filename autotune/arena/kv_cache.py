@@ -183,7 +183,7 @@ def kv_caches(step: Step, interleaved: bool = False) -> tuple[KvCache, KvCache]:
     )
 
 
-def block_scales_like(dims: int) -> int:
+def block_count(dims: int) -> int:
     """Block scales of one token and head with ``dims`` values.
 
     Raises:

@@ -29,7 +29,7 @@ from autotune.arena.contents import (
     pattern,
     position_code,
 )
-from autotune.arena.kv_cache import KvCache, block_scales_like, kv_caches
+from autotune.arena.kv_cache import KvCache, block_count, kv_caches
 from autotune.domain.shape import KvLayout
 from autotune.routes.base import Capacity, Step
 
@@ -283,17 +283,19 @@ def _pool(arena: Arena, column: Column, recipe: Recipe) -> tuple[_Pair, _Pair | 
         return pair(dims, TORCH_DTYPES[kv], "cache"), None
     # scales after codes: where both lie in one arena, each has an end of its own to be guarded
     codes = pair((dims[0] // 2, dims[1] // 2), torch.uint8, "cache")
-    blocks = (block_scales_like(dims[0]), block_scales_like(dims[1]))
+    blocks = (block_count(dims[0]), block_count(dims[1]))
     return codes, pair(blocks, torch.float8_e4m3fn, "block_scales")
 
 
 def _sinks(arena: Arena, column: Column, recipe: Recipe) -> torch.Tensor | None:
-    """One logit a head, of the size of what the shortest row sums up, so that no row hides it."""
+    """One logit a head, of the size of what the shortest row sums up: it shows there, and hides no row."""
     if not column.shape.sinks:
         return None
     generator = torch.Generator().manual_seed((recipe.seed ^ 0x51AC) % 2**63)
     sinks = arena.tensor("sinks", (column.shape.num_qo_heads,), torch.float32)
     shortest = max(1, min(recipe.kv_lens) - column.q_len + 1)
+    if column.shape.window_left >= 0:
+        shortest = min(shortest, column.shape.window_left + 1)
     sinks.copy_(torch.randn(sinks.shape, generator=generator) + math.log(shortest))
     return sinks
 

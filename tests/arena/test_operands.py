@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -197,3 +198,28 @@ def test_targets_are_spread_over_what_is_visible() -> None:
     assert int(odd.max()) > 940
     assert int(odd.max()) < 998
     assert all(a != b for a, b in pairwise(odd[:5].tolist()))
+
+
+@pytest.mark.parametrize(("window", "seen"), [(-1, 998), (7, 8)])
+def test_a_sink_is_of_the_size_of_what_a_row_sees(window: int, seen: int) -> None:
+    shape = Shape(4, 2, 32, 16, sinks=True, window_left=window)
+    case = Column(shape, PROFILES["bf16"], 3, 2, 2000)
+    for seed in range(20):
+        operands = made(case, Recipe((1000, 2000), seed=seed))
+        assert operands.step.sinks is not None
+        assert float((operands.step.sinks - math.log(seen)).abs().max()) < 5.0
+    assert made(column(), Recipe(LENS, seed=1)).step.sinks is None
+
+
+def test_a_twin_of_an_nvfp4_cache_has_block_scales_of_its_own() -> None:
+    shape = Shape(4, 2, 64, 16, sinks=True)
+    case = Column(shape, PROFILES["nvfp4"], 3, 4, 200)
+    with PlainArena("cpu") as arena:
+        one = build(arena, case, Recipe(LENS, 5), "cpu")
+        two = twin(arena, one)
+        for cache, other in zip(one.caches, two.caches, strict=True):
+            ids = torch.arange(cache.data.shape[0])
+            assert torch.equal(cache.pages(ids, torch.float64), other.pages(ids, torch.float64))
+            for mine, theirs in zip(cache.tensors, other.tensors, strict=True):
+                assert mine.data_ptr() != theirs.data_ptr()
+        assert two.step.sinks is one.step.sinks

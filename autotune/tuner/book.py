@@ -102,7 +102,8 @@ class ProofBook:
         if cell is not None:
             expected = (*expected, f"{ROW_CHECK}@{cell.kv_high}")
         verdict = conclude(rows, expected)
-        untried = [name for name in registry.STATES_LIMITS if all(row.check != name for row in rows)]
+        tried = {row.check for row in rows if row.status is not CheckStatus.UNPROVEN}
+        untried = registry.STATES_LIMITS - tried
         if verdict.status is not Status.SAFE or not untried:
             return verdict
         said = {f"{name} was not run" for name in untried}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -280,6 +281,15 @@ def test_a_proof_from_before_a_check_of_limits_stays_complete_and_says_so(tmp_pa
         assert older.status is Status.SAFE
         assert older.limits == ("extreme_logits was not run",)
         # and a run fills it in
+        assert run.book.missing(route, column, "cpu") == ["extreme_logits"]
+        # a row that says nothing is no better than none
+        rows["", "extreme_logits"] = replace(
+            rows["", "reference"],
+            check="extreme_logits",
+            status=CheckStatus.UNPROVEN,
+            reason=UnprovenReason.OUT_OF_MEMORY,
+        )
+        assert run.book.verdict(route, column, "cpu").limits == ("extreme_logits was not run",)
         assert run.book.missing(route, column, "cpu") == ["extreme_logits"]
         del rows["", "reference"]
         assert run.book.verdict(route, column, "cpu").status is Status.UNPROVEN

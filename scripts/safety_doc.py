@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "safety.md"
 MEANING = {
     Status.LIVE: "the fault itself, real kernel, real GPU (an H200): the self-test asserts that it is found",
     Status.PLANTED: "a kernel that is wrong in this way on purpose: the self-test shows it to its check",
-    Status.RULE: "a rule of the contract refuses the call before anything is launched",
+    Status.RULE: "a rule of the contract refuses such a call, where whoever makes it asks first",
     Status.UNIT: "a fault of tuners and engines: a test shows that this one does not have it",
     Status.NOT_REACHABLE: "nothing here can show it; the row says why",
 }
@@ -123,11 +123,12 @@ counts the faults of this page with a planted one that the check must find, on t
 
 ## The rules
 
-A call that breaks one is `refused`; the message has the offending value. Those of level `full` read tensors
-and belong to the tuner; the others look at shapes, strides, dtypes, addresses and host values, and are what a
-serving process asks before a call (`autotune.routes.contract.Contract`; `benchmarks/contract.py` prints its
-cost). {len(RULES)} rules; which of them a kernel brings in is data in `autotune/routes/contract/kernel.py`,
-for {len(KERNELS)} kernels.
+`autotune.routes.contract.Contract` is for a serving process, which has to ask it before a call: the router
+names kernels and calls none. It looks at shapes, strides, dtypes, addresses and host values
+(`benchmarks/contract.py` prints its cost). Rules of level `full` read tensors and need `check_step`. The
+message has the offending value. A run holds the operands of its own checks to all rules, `full` ones too,
+that need no kernel, plan, buffer or graph to be named. {len(RULES)} rules; which of them a kernel brings in is
+data in `autotune/routes/contract/kernel.py`, for {len(KERNELS)} kernels.
 
 {rules(rows)}
 

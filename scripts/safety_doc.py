@@ -127,8 +127,8 @@ counts the faults of this page with a planted one that the check must find, on t
 names kernels and calls none. It looks at shapes, strides, dtypes, addresses and host values
 (`benchmarks/contract.py` prints its cost). Rules of level `full` read tensors and need `check_step`. The
 message has the offending value. A run holds the operands of its own checks to all rules, `full` ones too,
-that need no kernel, plan, buffer or graph to be named. {len(RULES)} rules; which of them a kernel brings in is
-data in `autotune/routes/contract/kernel.py`, for {len(KERNELS)} kernels.
+that need no kernel, plan, buffer or graph to be named. {len(RULES)} rules; which of them a kernel brings in
+is data in `autotune/routes/contract/kernel.py`, for {len(KERNELS)} kernels.
 
 {rules(rows)}
 

@@ -16,6 +16,7 @@ from autotune.arena.operands import Recipe, build, capacity_of
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import DTypes
 from autotune.domain.fingerprint import Facts
+from autotune.domain.route_name import NOT_FOR_USE, RESERVED_WORDS
 from autotune.domain.shape import Shape
 from autotune.routes import registry
 from autotune.routes.base import Route
@@ -40,6 +41,12 @@ def block(heading: str, language: str) -> str:
     )
     assert found, f"{DOC.name} has no {language} block under {heading}"
     return found.group(1)
+
+
+def test_the_page_names_every_name_that_is_taken() -> None:
+    text = DOC.read_text()
+    for word in (*RESERVED_WORDS, *NOT_FOR_USE):
+        assert f"`{word}`" in text
 
 
 @pytest.fixture

@@ -1,0 +1,143 @@
+"""What one call gets: the engine's own kernel, or another one, by the table and the policy for misses.
+
+The router answers with a route or with the fallback and a reason. An engine has a third thing, its stock
+kernel, which is often the very candidate. So reasons are sorted here:
+
+- the table *decides*: a proven route; the fallback because the candidate is not faster, unsafe, or
+  quarantined. That is followed, whatever the policy says.
+- the table is silent (unproven, another shape, another batch size): a *miss*; the policy says what it gets.
+- no route is proven safe there, the fallback included: a miss that stays stock, since no kernel is better
+  known than the engine's own.
+- the KV length is not known (under graph capture) and the rows disagree between proven answers: what is
+  right for short requests would be wrong for long ones, so no single answer is proven. A miss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.engines.environment import Miss
+from autotune.router.explanation import Why
+
+if TYPE_CHECKING:
+    from autotune.router.bound import Bound
+    from autotune.table.model import RoutingTable
+
+MIXED = "rows_disagree"
+NOT_DEPLOYABLE = "not_deployable_here"
+
+_DECIDED = frozenset({Why.PROVEN_FASTER, Why.NOT_FASTER, Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
+# Where these stand in any row, no other row can make the answer better.
+_DANGER = frozenset({Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer for one (batch size, q_len, KV length).
+
+    Attributes:
+        route: the kernel to call; None leaves the engine's call alone.
+        why: a value of ``Why``, or ``rows_disagree`` or ``not_deployable_here``.
+        detail: one line for a person.
+        decided: the table decides it; else the policy for misses did.
+    """
+
+    route: str | None
+    why: str
+    detail: str
+    decided: bool
+
+    @property
+    def moved(self) -> bool:
+        """Whether another kernel than the engine's own is to be called."""
+        return self.route is not None
+
+
+class Chooser:
+    """Choices for one attention layer kind. Calls ``Bound`` only, so a reloaded table shows at once."""
+
+    __slots__ = ("_bound", "_deployable", "_ends", "_fallback", "_miss", "_stock")
+
+    def __init__(
+        self,
+        bound: Bound,
+        *,
+        stock: str,
+        fallback: str,
+        deployable: frozenset[str],
+        miss: Miss,
+        ends: tuple[int, ...] = (),
+    ) -> None:
+        """
+        Args:
+            stock: the kernel that the engine calls without us.
+            fallback: the context kernel that a miss gets under ``Miss.FALLBACK``.
+            deployable: kernels that this hook can call; ``stock`` is one without being named.
+            ends: upper ends of the table's rows for this kind, for calls that do not know their KV length.
+        """
+        self._bound, self._stock, self._fallback = bound, stock, fallback
+        self._deployable, self._miss, self._ends = deployable, miss, ends
+
+    def choose(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Choice:
+        """Never raises: ``Bound`` does not."""
+        found = self._bound.explain(batch_size, q_len, max_kv_len)
+        if max_kv_len is None and found.why == Why.NOT_FASTER:
+            rows = [self._bound.explain(batch_size, q_len, end) for end in self._ends if end >= q_len]
+            if any(row.proven for row in rows) and not any(row.why in _DANGER for row in rows):
+                return self._missed(MIXED, "rows name different proven kernels and the KV length is unknown")
+        if found.why not in _DECIDED:
+            if found.why == Why.NO_SAFE_ROUTE:
+                return Choice(None, found.why, found.detail, decided=False)
+            return self._missed(found.why, found.detail)
+        return self._deployed(found.answer, found.why, found.detail, decided=True)
+
+    def refused(self, detail: str) -> Choice:
+        """What a call gets whose metadata break the contract."""
+        return self._missed("contract", detail)
+
+    def _missed(self, why: str, detail: str) -> Choice:
+        if self._miss is Miss.STOCK:
+            return Choice(None, why, detail, decided=False)
+        return self._deployed(self._fallback, why, detail, decided=False)
+
+    def _deployed(self, route: str, why: str, detail: str, *, decided: bool) -> Choice:
+        if route == self._stock:
+            return Choice(None, why, detail, decided)
+        if route not in self._deployable:
+            return Choice(None, NOT_DEPLOYABLE, f"{route}: {hint(route)}", decided=False)
+        return Choice(route, why, detail, decided)
+
+
+def hint(route: str) -> str:
+    """How an engine gets a kernel that a hook cannot call for it."""
+    if route in ("fa2", "fa3", "fa2-decode"):
+        return (
+            "it is planned on the host before each step; start the engine with the backend that does so "
+            "(SGLang: --attention-backend flashinfer or fa3; vLLM: --attention-backend FLASHINFER)"
+        )
+    return "this hook cannot call it; the engine's own call is left alone"
+
+
+def row_ends(table: RoutingTable | None, shape: object, dtypes: object, max_context: int) -> tuple[int, ...]:
+    """Upper ends of all rows of one kind's entries, cut at the engine's max context; ascending."""
+    if table is None:
+        return ()
+    ends = {
+        min(row.kv_high, max_context)
+        for entry in table.entries
+        if entry.shape == shape and entry.dtypes == dtypes
+        for row in entry.routes.rows
+    }
+    return tuple(sorted(ends))
+
+
+def share(chooser: Chooser, sizes: tuple[int, ...], q_lens: tuple[int, ...], stock: str) -> str:
+    """``31 of 36 captured (batch, q_len) are decided, 12 of them away from xqa-decode``."""
+    found = [chooser.choose(size, q_len) for q_len in q_lens for size in sizes]
+    decided = [choice for choice in found if choice.decided]
+    moved = sum(choice.moved for choice in decided)
+    return (
+        f"{len(decided)} of {len(found)} captured (batch, q_len) are decided by the table, "
+        f"{moved} of them away from {stock}"
+    )

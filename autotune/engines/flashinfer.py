@@ -1,0 +1,436 @@
+"""``install(table)``: anybody's calls of ``flashinfer.decode.trtllm_batch_decode_with_kv_cache``, routed.
+
+    from autotune.engines import flashinfer
+
+    hook = flashinfer.install("tuned_configs/nvidia-h200.sglang.yaml")
+    ...
+    hook.uninstall()
+
+For an engine that calls that function itself. The function is replaced in FlashInfer and wherever it was
+imported by name before; ``uninstall`` puts back what was there. A call is left alone unless the table decides
+otherwise for it and the static contract of the kernel that would be called holds; an argument that no route
+knows leaves the call alone too. Every decision is made when Python runs: under CUDA graphs that is at
+capture.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.domain.cell import Column
+from autotune.domain.dtypes import DTypes
+from autotune.domain.shape import Shape
+from autotune.engines import context_kernels
+from autotune.engines.choice import Choice, Chooser
+from autotune.engines.environment import Miss, Mode
+from autotune.engines.pool import dtype_name, layout_of
+from autotune.engines.runtime import Runtime, collected
+from autotune.router import Router
+from autotune.routes.base import Capacity, Step
+from autotune.routes.contract import Buffers, Context, Contract
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+
+    from autotune.router.facts import FactsLike
+
+MODULE, NAME = "flashinfer.decode", "trtllm_batch_decode_with_kv_cache"
+
+# What a call may say and still be one that another kernel can answer. Anything else must have its default.
+_KNOWN = frozenset(
+    {
+        *("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens", "max_seq_len"),
+        *("bmm1_scale", "bmm2_scale", "window_left", "out", "out_dtype", "sinks", "kv_layout"),
+        *("enable_pdl", "backend", "q_len_per_req", "mask", "multi_ctas_kv_counter_buffer"),
+    }
+)
+# An engine has a few layer kinds; a caller whose max_seq_len follows the batch would make one a step.
+_MOST_KINDS = 64
+
+
+class NotOursError(Exception):
+    """A call that is left alone, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A decode call in the table's words.
+
+    Attributes:
+        step: K and V as logical NHD views of the caller's pool.
+        shape, dtypes: per-rank shape and what the caller holds.
+        called: the kernel that the library would run.
+        out: the caller's output, or None.
+        out_dtype: torch dtype of an output that is made here.
+        buffers: the caller's workspace and mask, for the decode kernel's own rules.
+    """
+
+    step: Step
+    shape: Shape
+    dtypes: DTypes
+    called: str
+    out: torch.Tensor | None
+    out_dtype: Any
+    buffers: Buffers
+
+    @property
+    def cell(self) -> str:
+        """For a person: ``8/1/128 bf16/bf16 q_len 4 batch 16``."""
+        shape = self.shape
+        return (
+            f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim} {self.dtypes.q}/{self.dtypes.kv} "
+            f"q_len {self.step.q_len} batch {self.step.batch_size}"
+        )
+
+
+def read_call(call: Mapping[str, Any], defaults: Mapping[str, Any], major: int) -> Request:
+    """What a call asks for.
+
+    Args:
+        call: its arguments by name.
+        defaults: the library's defaults.
+        major: of the compute capability, by which the library picks a kernel for ``backend="auto"``.
+
+    Raises:
+        NotOursError: an argument says something that no route knows.
+    """
+    for name, value in call.items():
+        if name not in _KNOWN and not _is_default(value, defaults.get(name)):
+            raise NotOursError(f"argument {name} is given")
+    cache = call["kv_cache"]
+    k, v = cache if isinstance(cache, (tuple, list)) else cache.unbind(1)
+    if call.get("kv_layout", defaults.get("kv_layout", "HND")) == "HND":
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+    query, table = call["query"], call["block_tables"]
+    q_len = call.get("q_len_per_req", 1)
+    if type(q_len) is not int:
+        raise NotOursError("q_len_per_req is not given")
+    bmm1, bmm2 = call.get("bmm1_scale", 1.0), call.get("bmm2_scale", 1.0)
+    if not (isinstance(bmm1, (int, float)) and isinstance(bmm2, (int, float))):
+        raise NotOursError("a scale is a tensor")
+    out, sinks = call.get("out"), call.get("sinks")
+    if isinstance(sinks, (tuple, list)):
+        sinks = sinks[0] if len(sinks) == 1 else None
+    out_dtype = call.get("out_dtype") or (query.dtype if out is None else out.dtype)
+    names = [dtype_name(dtype) for dtype in (query.dtype, k.dtype, out_dtype)]
+    if None in names or k.dim() != 4 or query.dim() != 3:
+        raise NotOursError(f"operands are {query.dtype}, {k.dtype}, {out_dtype}")
+    step = Step(
+        q=query,
+        k=k,
+        v=v,
+        page_table=table,
+        seq_lens=call["seq_lens"],
+        host_kv_lens=None,
+        q_len=q_len,
+        sm_scale=float(bmm1),
+        k_scale=1.0,
+        v_scale=float(bmm2),
+        max_seq_len=int(call["max_seq_len"]),
+        sinks=sinks,
+    )
+    shape = Shape(
+        int(query.shape[1]),
+        int(k.shape[2]),
+        int(query.shape[2]),
+        int(k.shape[1]),
+        head_dim_vo=int(v.shape[3]),
+        kv_layout=layout_of(k, v),
+        window_left=int(call.get("window_left", -1)),
+        sinks=sinks is not None,
+    )
+    backend = call.get("backend", defaults.get("backend", "auto"))
+    called = {
+        "xqa": "xqa-decode",
+        "trtllm-gen": "trtllm-gen-decode",
+        "auto": "trtllm-gen-decode" if major == 10 else "xqa-decode",
+    }.get(backend)
+    if called is None:
+        raise NotOursError(f"backend is {backend!r}")
+    buffers = Buffers(workspace=call["workspace_buffer"], mask=call.get("mask"))
+    return Request(step, shape, DTypes(*(name or "" for name in names)), called, out, out_dtype, buffers)
+
+
+def _is_default(value: object, default: object) -> bool:
+    if value is None or value is False:
+        return True
+    try:
+        return type(value) is type(default) and bool(value == default)
+    except Exception:  # a tensor compares to a tensor
+        return False
+
+
+class Hook:
+    """An installed replacement: ``counts`` says what was called and why, ``explain`` what a call would get."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        original: Callable[..., Any],
+        *,
+        major: int,
+        sizes: tuple[int, ...] = (),
+        pad_value: int | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self._original = original
+        self._major = major
+        self._sizes, self._pad_value = sizes, pad_value
+        signature = inspect.signature(original)
+        self._signature = signature
+        self._defaults = {
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        self._choosers: dict[tuple[Shape, DTypes, int, str], Chooser] = {}
+        self._contracts: dict[tuple[Any, ...], Contract] = {}
+        self._scratch = context_kernels.Scratch()
+        self._bindings: list[tuple[types.ModuleType, str]] = []
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """(kernel that was called, or would have been under ``observe``; why) -> calls."""
+        return dict(self.runtime.counts)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The library's function: the same arguments, the same result."""
+        try:
+            picked = self._pick(args, kwargs)
+        except NotOursError as reason:
+            self.runtime.counts["stock", str(reason)] += 1
+            picked = None
+        except Exception as error:
+            self.runtime.failed(error, "reading a call")
+            picked = None
+        if picked is None:
+            return self._stock(args, kwargs)
+        request, choice, column = picked
+        route = choice.route
+        if route is None:
+            return self._stock(args, kwargs)
+        try:
+            out = request.out
+            if out is None:
+                rows = (request.step.q.shape[0], request.shape.num_qo_heads, request.shape.head_dim_vo)
+                out = request.step.q.new_empty(rows, dtype=request.out_dtype)
+            return context_kernels.run(route, request.step, column, self._scratch, out)
+        except Exception as error:
+            if self.runtime.saw(error):
+                raise
+            self.runtime.failed(error, f"calling {route} at {request.cell}")
+            return self._stock(args, kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """What this call would get, and why, in one line. Launches nothing, counts nothing."""
+        try:
+            request = self._read(args, kwargs)
+            choice = self._judge(request)[0]
+        except NotOursError as reason:
+            return f"left alone: {reason}"
+        except Exception as error:
+            return f"left alone: {type(error).__name__}: {error}"
+        return f"{choice.route or request.called} at {request.cell}, {choice.why}: {choice.detail}"
+
+    def uninstall(self) -> None:
+        """Put the library's function back wherever this hook stands. Captured graphs stay as they are."""
+        for module, name in self._bindings:
+            if getattr(module, name, None) is self._installed:
+                setattr(module, name, self._original)
+        self._bindings.clear()
+
+    def _install(self) -> None:
+        @functools.wraps(self._original)
+        def trtllm_batch_decode_with_kv_cache(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        self._installed = trtllm_batch_decode_with_kv_cache
+        modules: list[object] = list(sys.modules.values())  # what is registered there may be no module
+        for module in modules:
+            if not isinstance(module, types.ModuleType):
+                continue
+            for name, value in list(vars(module).items()):
+                if value is self._original:
+                    setattr(module, name, self._installed)
+                    self._bindings.append((module, name))
+
+    def _stock(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return self._original(*args, **kwargs)
+        except Exception as error:
+            self.runtime.saw(error)
+            raise
+
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Request:
+        call = kwargs if not args else self._signature.bind(*args, **kwargs).arguments
+        return read_call(call, self._defaults, self._major)
+
+    def _pick(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Request, Choice, Column] | None:
+        runtime = self.runtime
+        if not runtime.active:
+            return None
+        request = self._read(args, kwargs)
+        if runtime.traffic is not None:
+            runtime.traffic.count(request.step.batch_size, request.step.q_len, None)
+        choice, column = self._judge(request)
+        runtime.note(choice, request.called, request.cell)
+        if runtime.mode is not Mode.ROUTE:
+            return None
+        if choice.route is not None or choice.decided:
+            runtime.calling(choice.route or request.called, request.cell)
+        return request, choice, column
+
+    def _judge(self, request: Request) -> tuple[Choice, Column]:
+        """The table's answer, if the contract of the kernel behind it holds; else what a miss gets."""
+        step = request.step
+        column = Column(
+            request.shape,
+            request.dtypes,
+            step.q_len,
+            step.batch_size,
+            step.max_seq_len,
+            pad_value=1 if self._pad_value is None else self._pad_value,
+        )
+        chooser = self._chooser(request)
+        choice = chooser.choose(step.batch_size, step.q_len)
+        own = None if choice.route is not None else request.buffers
+        broken = self._broken(choice.route or request.called, column, step, request.out, own)
+        if broken is None:
+            return choice, column
+        if choice.route is not None:
+            return Choice(None, "contract", broken, decided=False), column
+        # the decode kernel would be called with these operands: the seed's fault is found here
+        choice = chooser.refused(broken)
+        if choice.route is None:
+            return choice, column
+        # A context kernel reads no further than its lengths: what the table covers bounds them.
+        covered = step.page_table.shape[1] * request.shape.page_size if step.page_table.dim() == 2 else 0
+        if not step.q_len <= covered <= column.max_context:
+            return Choice(None, "contract", broken, decided=False), column
+        step.max_seq_len = covered
+        column = Column(
+            request.shape,
+            request.dtypes,
+            step.q_len,
+            step.batch_size,
+            covered,
+            pad_value=min(column.pad_value, covered),
+        )
+        again = self._broken(choice.route, column, step, request.out)
+        if again is not None:
+            return Choice(
+                None, "contract", f"{broken}; and for {choice.route}: {again}", decided=False
+            ), column
+        return choice, column
+
+    def _chooser(self, request: Request) -> Chooser:
+        key = (request.shape, request.dtypes, request.step.max_seq_len, request.called)
+        found = self._choosers.get(key)
+        if found is None:
+            if len(self._choosers) >= _MOST_KINDS:
+                raise NotOursError("max_seq_len differs from call to call; pass the engine's max context")
+            found = self._choosers[key] = self.runtime.chooser(
+                request.shape,
+                request.dtypes,
+                max_context=request.step.max_seq_len,
+                stock=request.called,
+                fallback="trtllm-gen-context" if self._major == 10 else "fmha-v2",
+                deployable=context_kernels.DEPLOYABLE,
+                pad_value=self._pad_value,
+                sizes=self._sizes,
+            )
+        return found
+
+    def _broken(
+        self, route: str, column: Column, step: Step, out: torch.Tensor | None, own: Buffers | None = None
+    ) -> str | None:
+        """The first rule that a call of ``route`` breaks; ``own``: what else the caller hands to it."""
+        pages = int(step.k.shape[0])
+        key = (route, column.shape, column.dtypes, column.q_len, column.max_context, pages, _place(own))
+        contract = self._contracts.get(key)
+        if contract is None:
+            if len(self._contracts) >= _MOST_KINDS * 8:
+                self._contracts.clear()
+            # the launch grid and the proven sizes bound the batch; the capacity need not
+            capacity = Capacity(column, 1 << 30, pages, step.q.device.type)
+            contract = self._contracts[key] = Contract(
+                capacity, route=route, pad_value=column.pad_value, context=Context(buffers=own)
+            )
+        error = contract.broken(step, out)
+        return None if error is None else str(error)
+
+
+def _place(own: Buffers | None) -> tuple[Any, ...]:
+    """What the rules look at in a caller's buffers: a contract is made once for each."""
+    parts = () if own is None else (own.workspace, own.mask)
+    return tuple(
+        None if part is None else (part.data_ptr(), part.shape, part.dtype, part.device) for part in parts
+    )
+
+
+def install(
+    table: str | os.PathLike[str] | Router | Runtime,
+    *,
+    facts: FactsLike = None,
+    mode: Mode | str = Mode.ROUTE,
+    miss: Miss | str = Miss.STOCK,
+    attests: Iterable[str] = (),
+    capture_sizes: Iterable[int] = (),
+    pad_value: int | None = None,
+) -> Hook:
+    """Replace FlashInfer's decode function by one that asks the table.
+
+    Args:
+        table: a table's path, or a router that is loaded already.
+        facts: of this machine; collected here if None.
+        mode: ``route``, or ``observe`` to count and log only.
+        miss: what a call gets that the table does not decide or that breaks the contract.
+        attests: requirements that the caller guarantees, such as ``finite_pool``.
+        capture_sizes: the batch sizes that will be captured, for the line at start; the table's if empty.
+        pad_value: KV length of padded rows; None: as the table's engine pads.
+
+    Raises:
+        ImportError: FlashInfer is not installed.
+        ValueError: an unknown mode or miss policy, or an installed hook already.
+        HardwareError: the facts of this machine cannot be had. A table that does not fit raises nothing: its
+            hook is inactive, and ``hook.runtime.router.status`` says why.
+    """
+    import importlib
+
+    library: Any = importlib.import_module(MODULE)
+    original = getattr(library, NAME)
+    if getattr(original, "__autotune__", None) is not None:
+        raise ValueError("flashinfer is hooked already; uninstall() the other hook first")
+    if isinstance(table, Runtime):
+        runtime = table
+    else:
+        if not isinstance(table, Router):
+            table = Router.load(table, facts=collected() if facts is None else facts)
+        runtime = Runtime(table, engine="flashinfer", mode=Mode(mode), miss=Miss(miss), attests=attests)
+    found = runtime.router.table
+    capability = str(found.facts.hardware.get("compute_capability", "")) if found is not None else ""
+    major = int(capability.split(".", 1)[0]) if capability[:1].isdigit() else 0
+    hook = Hook(runtime, original, major=major, sizes=tuple(capture_sizes), pad_value=pad_value)
+    hook._install()
+    hook._installed.__autotune__ = hook  # type: ignore[attr-defined]
+    return hook
+
+
+def uninstall() -> bool:
+    """Remove the hook that stands in FlashInfer, if there is one; whether there was."""
+    library: Any = sys.modules.get(MODULE)
+    hook = getattr(getattr(library, NAME, None), "__autotune__", None)
+    if not isinstance(hook, Hook):
+        return False
+    hook.uninstall()
+    return True

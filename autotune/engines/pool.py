@@ -1,0 +1,47 @@
+"""What an engine's tensors are in the table's words: dtypes and the layout of the KV pool.
+
+Reads shapes, strides, dtypes and addresses of tensors; never their contents.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.domain.shape import KvLayout
+
+if TYPE_CHECKING:
+    import torch
+
+_NAMES = {
+    "torch.float64": "fp64",
+    "torch.float32": "fp32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float8_e4m3fn": "e4m3",
+}
+
+
+def dtype_name(dtype: object) -> str | None:
+    """``bf16`` for ``torch.bfloat16``; None for a type that no table has (packed nvfp4 among them)."""
+    return _NAMES.get(str(dtype))
+
+
+def layout_of(k: torch.Tensor, v: torch.Tensor) -> str:
+    """The pool behind two logical NHD views [pages, page_size, heads, head_dim].
+
+    ``fused``: V starts a whole number of pages after K in the same storage; ``interleaved``: K and V of a
+    page lie together; else ``separate``. With one head or one token a page both orders are the same bytes and
+    it is called ``nhd``, unless the strides are those of an HND pool.
+    """
+    size = k.element_size()
+    page = k.stride(0) * size
+    own = k[0].numel() * size
+    apart = v.data_ptr() - k.data_ptr()
+    same = k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
+    hnd = k.shape[1] > 1 and k.shape[2] > 1 and k.stride(1) < k.stride(2)
+    order = "hnd" if hnd else "nhd"
+    if same and page == 2 * own and apart == own:
+        return KvLayout(f"interleaved-{order}").value
+    if same and page == own and apart > 0 and apart % page == 0:
+        return KvLayout(f"fused-{order}").value
+    return KvLayout(f"separate-{order}").value

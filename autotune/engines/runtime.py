@@ -1,0 +1,211 @@
+"""What all hooks of a process share: the router, the policy, counters, the once-log, the captured routes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune.engines.choice import Choice, Chooser, row_ends, share
+from autotune.engines.environment import Miss, Mode, Settings, find_table
+from autotune.engines.log import Once, say, told
+from autotune.router import Router
+
+if TYPE_CHECKING:
+    from autotune.domain.dtypes import DTypes
+    from autotune.domain.fingerprint import Facts
+    from autotune.domain.shape import Shape
+    from autotune.engines.suspects import Captured
+    from autotune.engines.traffic import Traffic
+
+
+class Runtime:
+    """One per process and hook. Made by :func:`start`, or by whoever has a router already."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        engine: str,
+        mode: Mode = Mode.ROUTE,
+        miss: Miss = Miss.STOCK,
+        attests: Iterable[str] = (),
+        captured: Captured | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.router = router
+        self.engine = engine
+        self.mode = mode
+        self.miss = miss
+        self.captured = captured
+        self.traffic = traffic
+        self.once = Once()
+        # (what was called or would have been, why): how many calls
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._attests = frozenset(attests)
+        self._failures = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether the table is in use at all."""
+        return self.mode is not Mode.OFF and self.router.status.active
+
+    def chooser(
+        self,
+        shape: Shape,
+        dtypes: DTypes,
+        *,
+        max_context: int,
+        stock: str,
+        fallback: str,
+        deployable: frozenset[str],
+        pad_value: int | None = None,
+        sizes: tuple[int, ...] = (),
+        q_lens: tuple[int, ...] = (),
+    ) -> Chooser:
+        """Bind one attention layer kind, and say in one line what that means for the captured ``sizes``."""
+        table = self.router.table
+        bound = self.router.bind(
+            shape, dtypes, max_context=max_context, attests=self._attests, pad_value=pad_value
+        )
+        entries = [
+            entry
+            for entry in (table.entries if table is not None else ())
+            if entry.shape == shape and entry.dtypes == dtypes
+        ]
+        if entries:
+            fallback = entries[0].fallback
+        made = Chooser(
+            bound,
+            stock=stock,
+            fallback=fallback,
+            deployable=deployable,
+            miss=self.miss,
+            ends=row_ends(table, shape, dtypes, max_context),
+        )
+        sizes = sizes or tuple(sorted({size for entry in entries for size in entry.batch_size}))
+        q_lens = q_lens or tuple(sorted({entry.q_len for entry in entries}))
+        kind = f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim} {dtypes.q}/{dtypes.kv}"
+        state = f"{self.router.status.state}, {self.router.digest}"
+        what = share(made, sizes, q_lens, stock) if entries else "this kind is not in the table"
+        self.once(
+            f"kind {shape} {dtypes}",
+            f"{self.engine}: {self.router.status.path}: {state}, {self.mode.value}, misses get "
+            f"{self.miss.value}; {kind}, max context {max_context}: {what}",
+            logging.INFO,
+        )
+        return made
+
+    def note(self, choice: Choice, stock: str, cell: str) -> None:
+        """Count one call, and log the first of its sort."""
+        called = choice.route or stock
+        key = (called, choice.why)
+        self.counts[key] += 1
+        if self.counts[key] == 1:
+            word = "would call" if self.mode is Mode.OBSERVE else "calls"
+            level = logging.INFO if choice.decided else logging.WARNING
+            self.once(
+                f"note {called} {choice.why}",
+                f"{self.engine}: {word} {called} at {cell}, {choice.why}: {choice.detail} "
+                "(further ones are counted)",
+                level,
+            )
+
+    def calling(self, route: str, cell: str) -> None:
+        """A route that the table chose is about to be called: on disk first."""
+        if self.captured is not None:
+            self.captured.add(route, cell)
+
+    def failed(self, error: BaseException, where: str) -> None:
+        """Our own code raised: stock from here on for this call, told once per place."""
+        self._failures += 1
+        self.once(f"failed {where}", f"{self.engine}: {where}: {told(error)}; the engine's own call is made")
+
+    def saw(self, error: BaseException) -> bool:
+        """An exception came out of a kernel's call; whether it is one that no retry survives."""
+        return self.captured.saw(error) if self.captured is not None else deadly(error)
+
+
+def deadly(error: BaseException) -> bool:
+    """Whether the CUDA context is dead after ``error``."""
+    from autotune.engines.suspects import DEADLY
+
+    return DEADLY.search(told(error)) is not None
+
+
+def start(settings: Settings, engine: str, *, attests: Iterable[str] = ()) -> Runtime | None:
+    """What the environment asks for; None where that is nothing, with one line where it cannot be had.
+
+    Never raises. Where the table is not in use, the line says why, and the engine runs as without us.
+    """
+    try:
+        return _start(settings, engine, attests)
+    except Exception as error:
+        say(f"{engine}: off: {told(error)}")
+        return None
+
+
+def _start(settings: Settings, engine: str, attests: Iterable[str]) -> Runtime | None:
+    if settings.problem:
+        say(f"{engine}: {settings.problem}")
+        return None
+    if settings.mode is Mode.OFF or settings.table is None:
+        return None
+    facts = collected(settings.facts)
+    path = find_table(settings.table, facts, engine) if settings.table.is_dir() else settings.table
+    router = Router.load(path, facts=facts)
+    if not router.status.active:
+        say(f"{engine}: {path}: {router.status.reason}; {router.digest}; the engine runs as without a table")
+        return None
+    if router.table is not None and router.table.policy.engine != engine:
+        say(
+            f"{engine}: {path}: measured for engine {router.table.policy.engine}; off. Export one: "
+            f"autotune export --engine {engine}"
+        )
+        return None
+    captured = None
+    if settings.state is not None:
+        from autotune.engines.suspects import Captured, find_suspects
+
+        for suspect in find_suspects(settings.state):
+            say(f"{suspect}; see autotune suspects, withdraw with autotune quarantine")
+        captured = Captured(settings.state, engine, table=str(path), digest=router.digest or "")
+    traffic = None
+    if settings.traffic is not None:
+        from autotune.engines.traffic import Traffic
+
+        traffic = Traffic(settings.traffic)
+    return Runtime(
+        router,
+        engine=engine,
+        mode=settings.mode,
+        miss=settings.miss,
+        attests=attests,
+        captured=captured,
+        traffic=traffic,
+    )
+
+
+def collected(path: Path | str | os.PathLike[str] | None = None) -> Facts:
+    """The facts of this process' own device, or those of a file.
+
+    Raises:
+        ValueError, HardwareError, NoDevice: they cannot be had; one line.
+    """
+    if path is not None:
+        from autotune.router.facts import facts_from
+
+        found = facts_from(path)
+        if found is not None:
+            return found
+    import sys
+
+    from autotune.hardware import collect
+
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return collect(f"cuda:{torch.cuda.current_device()}")
+    return collect()

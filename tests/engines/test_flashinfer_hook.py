@@ -1,0 +1,218 @@
+"""``flashinfer.install``: routed where decided, refused where the contract is broken, stock where we fail."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.engines import flashinfer
+from autotune.engines.environment import Miss, Mode
+from autotune.engines.flashinfer import Hook
+from autotune.engines.runtime import Runtime
+from autotune.engines.suspects import Captured
+from tests.engines import standin, tables
+from tests.engines.standin import Library, decode_call
+
+
+@pytest.fixture
+def library() -> Iterator[Library]:
+    with standin.installed() as found:
+        yield found
+
+
+def call(**arguments: Any) -> torch.Tensor:
+    """As an engine calls it: by the module's attribute, at every layer."""
+    module: Any = sys.modules["flashinfer.decode"]
+    result: torch.Tensor = module.trtllm_batch_decode_with_kv_cache(**arguments)
+    return result
+
+
+def hook_of(tmp_path: Path, **options: Any) -> Hook:
+    return flashinfer.install(tables.router(tmp_path / "h200.yaml"), **options)
+
+
+LENS = {1: (200,), 2: (200, 77), 4: (9, 64, 65, 300), 8: (64,) * 8, 16: (64,) * 16}
+
+
+@pytest.mark.parametrize(
+    ("batch", "miss", "called", "why"),
+    [
+        (1, "stock", "fmha_v2", "not_faster"),
+        (2, "stock", "decode", "proven_faster"),
+        (4, "stock", "decode", "rows_disagree"),
+        (4, "fallback", "fmha_v2", "rows_disagree"),
+        (8, "stock", "fmha_v2", "candidate_unsafe"),
+        (16, "stock", "decode", "unproven"),
+        (16, "fallback", "fmha_v2", "unproven"),
+    ],
+)
+def test_every_kind_of_answer(
+    tmp_path: Path, library: Library, batch: int, miss: str, called: str, why: str
+) -> None:
+    arguments = decode_call(LENS[batch])
+    expected = call(**arguments)
+    hook = hook_of(tmp_path, miss=miss)
+    library.calls.clear()
+    found = call(**arguments)
+    assert library.called == [called]
+    assert torch.equal(found, expected)
+    assert [reason for _, reason in hook.counts] == [why]
+
+
+def test_positional_calls_and_callers_that_imported_the_name_before(tmp_path: Path, library: Library) -> None:
+    engine: Any = types.ModuleType("an_engine")
+    engine.decode = sys.modules["flashinfer.decode"].trtllm_batch_decode_with_kv_cache
+    before = engine.decode
+    sys.modules["an_engine"] = engine
+    try:
+        hook = hook_of(tmp_path)
+        arguments = decode_call((200,))
+        head = [arguments.pop(name) for name in ("query", "kv_cache", "workspace_buffer", "block_tables")]
+        engine.decode(*head, **arguments)
+        assert library.called == ["fmha_v2"]
+        hook.uninstall()
+        assert engine.decode is before
+        assert sys.modules["flashinfer"].trtllm_batch_decode_with_kv_cache is before
+    finally:
+        del sys.modules["an_engine"]
+
+
+def test_observe_counts_and_calls_nothing_else(tmp_path: Path, library: Library) -> None:
+    hook = hook_of(tmp_path, mode="observe")
+    call(**decode_call((200,)))
+    assert library.called == ["decode"]
+    assert hook.counts == {("fmha-v2", "not_faster"): 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"block_tables": lambda c: c["block_tables"][:, :2].contiguous()}, "table_width"),
+        ({"seq_lens": lambda c: c["seq_lens"].long()}, "seq_lens"),
+        ({"mask": lambda c: None}, "draft_mask"),
+        ({"workspace_buffer": lambda c: torch.empty(1024, dtype=torch.uint8)}, "workspace"),
+        ({"query": lambda c: c["query"][:-1]}, "rows"),
+        ({"bmm1_scale": lambda c: 0.0}, "scales"),
+    ],
+)
+def test_a_proven_call_that_breaks_the_contract_is_refused(
+    tmp_path: Path, library: Library, change: dict[str, Any], rule: str
+) -> None:
+    arguments = decode_call((100, 77))
+    arguments.update({name: make(arguments) for name, make in change.items()})
+    hook = hook_of(tmp_path)
+    assert f"contract rule {rule}" in hook.explain(**arguments)
+    hook.uninstall()
+    safe = hook_of(tmp_path, miss="fallback")
+    said = safe.explain(**arguments)
+    served = said.startswith("fmha-v2")
+    # what no kernel can take is left to the engine; what the context kernel can take, it gets
+    assert served == (rule in {"table_width", "draft_mask", "workspace"})
+
+
+def test_the_seeds_fault_is_refused_and_served_by_the_fallback(tmp_path: Path, library: Library) -> None:
+    """Prefill-shaped metadata: lengths without the new tokens, a table as narrow as they need."""
+    right = decode_call((132, 68))
+    wrong = dict(right)
+    wrong["seq_lens"] = right["seq_lens"] - 4
+    wrong["block_tables"] = right["block_tables"][:, :2].contiguous()
+    with pytest.raises(standin.IllegalAccessError):
+        call(**wrong)
+    hook = hook_of(tmp_path, miss="fallback")
+    library.calls.clear()
+    call(**wrong)
+    assert library.called == ["fmha_v2"]
+    assert library.calls[0][1]["max_kv_len"] == 128  # no further than the table reaches
+    assert hook.counts == {("fmha-v2", "contract"): 1}
+    call(**right)
+    assert library.called == ["fmha_v2", "decode"]
+    assert hook.counts["xqa-decode", "proven_faster"] == 1
+
+
+def test_left_alone_where_an_argument_says_more(tmp_path: Path, library: Library) -> None:
+    hook = hook_of(tmp_path, miss="fallback")
+    ragged = decode_call((200,)) | {"max_q_len": 4, "cum_seq_lens_q": torch.tensor([0, 4])}
+    assert hook.explain(**ragged) == "left alone: argument max_q_len is given"
+    call(**ragged)
+    assert library.called == ["decode"]
+
+
+def test_a_kernel_that_fails_is_replaced_by_the_engines_own(
+    tmp_path: Path, library: Library, caplog: pytest.LogCaptureFixture
+) -> None:
+    hook_of(tmp_path)
+    library.fail["fmha_v2"] = RuntimeError("no such kernel was built")
+    arguments = decode_call((200,))
+    for _ in range(3):
+        call(**arguments)
+    assert library.called == ["fmha_v2", "decode"] * 3
+    assert caplog.text.count("no such kernel was built") == 1
+
+
+def test_a_dead_context_is_not_retried_and_names_its_suspects(tmp_path: Path, library: Library) -> None:
+    router = tables.router(tmp_path / "h200.yaml")
+    captured = Captured(tmp_path, "flashinfer", table="t", digest="d")
+    flashinfer.install(Runtime(router, engine="flashinfer", captured=captured))
+    library.fail["fmha_v2"] = standin.IllegalAccessError()
+    with pytest.raises(standin.IllegalAccessError):
+        call(**decode_call((200,)))
+    assert library.called == ["fmha_v2"]
+    assert "fmha-v2" in captured.path.read_text() and "illegal memory access" in captured.path.read_text()
+
+
+@pytest.mark.parametrize("broken", ["router", "chooser", "count"])
+def test_our_own_failures_are_stock(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    hook = hook_of(tmp_path)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    if broken == "router":
+        monkeypatch.setattr(Runtime, "chooser", fail)
+    elif broken == "chooser":
+        monkeypatch.setattr("autotune.engines.choice.Chooser.choose", fail)
+    else:
+        monkeypatch.setattr(Runtime, "note", fail)
+    call(**decode_call((200,)))
+    assert library.called == ["decode"]
+    assert hook.explain is not None
+
+
+def test_inactive_table_changes_nothing(tmp_path: Path, library: Library) -> None:
+    path = tables.write(tmp_path / "h200.yaml")
+    path.write_bytes(path.read_bytes().replace(b"8", b"9", 1))
+    hook = flashinfer.install(path, facts=tables.CUDA_FACTS, miss=Miss.FALLBACK)
+    assert hook.runtime.router.status.state == "inactive"
+    call(**decode_call((200,)))
+    assert library.called == ["decode"] and hook.counts == {}
+
+
+def test_installed_once_and_removed(tmp_path: Path, library: Library) -> None:
+    module = sys.modules["flashinfer.decode"]
+    before = module.trtllm_batch_decode_with_kv_cache
+    hook_of(tmp_path)
+    with pytest.raises(ValueError, match="hooked already"):
+        hook_of(tmp_path)
+    assert flashinfer.uninstall() and not flashinfer.uninstall()
+    assert module.trtllm_batch_decode_with_kv_cache is before
+
+
+def test_unknown_mode_is_refused(tmp_path: Path, library: Library) -> None:
+    with pytest.raises(ValueError, match="sometimes"):
+        hook_of(tmp_path, mode="sometimes")
+    assert Mode("route") is Mode.ROUTE
+
+
+def test_an_interleaved_pool_is_another_kind_than_the_fused_one(tmp_path: Path, library: Library) -> None:
+    hook = hook_of(tmp_path, miss="stock")
+    arguments = decode_call((200,))
+    pool = torch.zeros((9, 2, 1, 64, 128), dtype=torch.bfloat16)
+    assert "shape_not_in_table" in hook.explain(**{**arguments, "kv_cache": pool})

@@ -44,7 +44,8 @@ class Values(str, Enum):
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as integers of its element size, any strides: indexing has no float8 kernels everywhere."""
+    """``tensor`` as integers of its element size, any strides: comparable bit by bit, NaNs included, and
+    indexed and filled everywhere, for which float8 has no kernels."""
     return tensor.view(_INTS[tensor.element_size()])
 
 

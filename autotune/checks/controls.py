@@ -253,7 +253,7 @@ def controls(only: str | None = None, device: str = "cpu") -> tuple[Control, ...
         device: ``cpu`` or ``cuda``. Some checks run on one of them only.
 
     Raises:
-        UnknownCheckError: ``only`` names no check.
+        UnknownCheckError: ``only`` names no check, or one without controls for ``device``.
         ValueError: there are no planted kernels for ``device``.
     """
     if device not in BY_DEVICE:
@@ -267,4 +267,6 @@ def controls(only: str | None = None, device: str = "cpu") -> tuple[Control, ...
             if first not in chosen:
                 chosen.append(first)
             chosen.append(control)
+    if not chosen:
+        raise registry.UnknownCheckError(f"the check {only!r} has no controls for {device}")
     return tuple(chosen)

@@ -17,10 +17,11 @@ import torch
 
 from autotune.arena import cuda_allocator
 from autotune.arena.base import Placement
+from autotune.arena.contents import bits
 from autotune.arena.operands import Operands, Recipe, build
 from autotune.arena.plain import PlainArena
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Opened, Stage, Withheld, bits, calling, conduct, renew
+from autotune.checks.launch import FindingError, Opened, Stage, Withheld, calling, conduct, renew
 from autotune.checks.padded_rows import pad
 from autotune.domain.verdict import FailureKind
 from autotune.routes.base import Capture

@@ -30,6 +30,7 @@ import torch
 
 from autotune.arena import cuda_allocator
 from autotune.arena.base import ArenaError, Placement
+from autotune.arena.contents import bits
 from autotune.arena.kv_cache import NAN_BITS
 from autotune.arena.nvfp4 import interleaves_v_scales
 from autotune.arena.operands import Operands, Recipe, build, capacity_of, pool_pages
@@ -72,7 +73,6 @@ _UNFIT = re.compile(
     r"driver version is insufficient|no CUDA-capable device|driver shutting down",
     re.IGNORECASE,
 )
-_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class FindingError(Exception):
@@ -90,11 +90,6 @@ class OperandsError(RuntimeError):
 
 class UnfitError(RuntimeError):
     """A session cannot be opened, or a library does not fit the machine: nobody is accused."""
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` as integers of its element size: comparable bit by bit, NaNs included."""
-    return tensor.view(_INTS[tensor.element_size()])
 
 
 def poison(out: torch.Tensor, patterns: dict[int, int] = POISON_BITS) -> None:
@@ -451,9 +446,9 @@ class Stage:
             what = f"{self.check}/{self.placement.value}: open for {rows} rows, {capacity.num_pages} pages"
             with calling(trial, what, opening=True):
                 session = trial.route.open(capacity, allocate)
-            if sizes is not None:
-                sizes.opened()
             try:
+                if sizes is not None:
+                    sizes.opened()
                 yield Opened(self, arena, session, capacity)
             except BaseException:
                 with suppress(Exception):  # the first error is the one to tell

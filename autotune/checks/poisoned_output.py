@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from autotune.arena.contents import bits
 from autotune.arena.operands import Operands, Recipe
 from autotune.checks import lengths, oracle
 from autotune.checks.launch import (
@@ -21,7 +22,6 @@ from autotune.checks.launch import (
     FindingError,
     Opened,
     Stage,
-    bits,
     conduct,
     poison,
     poisoned,

@@ -68,7 +68,10 @@ def get(name: str) -> Check:
     for check in (*CHECKS, *UNLISTED):
         if check.name == name:
             return check
-    raise UnknownCheckError(f"no check is called {name!r}; the checks are {', '.join(names())}")
+    by_name = " and ".join(check.name for check in UNLISTED)
+    raise UnknownCheckError(
+        f"no check is called {name!r}; the checks are {', '.join(names())}; run by name only: {by_name}"
+    )
 
 
 def expected(column: Column, device: str) -> tuple[str, ...]:

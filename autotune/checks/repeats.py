@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from autotune.arena.contents import bits
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Stage, bits, conduct
+from autotune.checks.launch import FindingError, Stage, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 Engines hand over 128 to 512 MiB because a library says so. Here the workspace is filled with a pattern; what
 has changed after launches at the column's full batch, short and long, marks the high-water mark.
 Then a session gets a workspace of exactly that size (in whole ``ALIGNMENT``), its end at unmapped memory: a
-launch that needs more faults, is refused by the library, or is wrong. Stated as a limit; no part of a proof,
+launch that needs more is refused by the library or is wrong, which is stated as a limit, or it faults, which
+ends the child and fails the row. That blames a size which was chosen here, not the route: no part of a proof,
 since an engine's workspace is as large as its library asks for.
 """
 

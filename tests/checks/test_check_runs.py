@@ -147,6 +147,9 @@ def test_controls_of_one_check() -> None:
     assert {control.check for control in controls("strides")} == {"strides"}
     with pytest.raises(registry.UnknownCheckError, match="the checks are reference, "):
         controls("nonsense")
+    for only, device in (("soak", "cpu"), ("graph_replay", "cpu")):
+        with pytest.raises(registry.UnknownCheckError, match=f"'{only}' has no controls for {device}"):
+            controls(only, device)
     assert {control.column for control in controls("scales", "cuda")} == {CUDA.scaled}
     with pytest.raises(ValueError, match="'tpu', only for cpu, cuda"):
         controls(device="tpu")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from autotune.arena.base import ArenaError, Placement
+from autotune.arena.contents import bits
 from autotune.arena.operands import Recipe
 from autotune.checks import oracle, registry
 from autotune.checks.controls import INTERVAL
@@ -16,7 +17,6 @@ from autotune.checks.launch import (
     OperandsError,
     Stage,
     Tally,
-    bits,
     conduct,
     is_device_error,
     is_unfit,

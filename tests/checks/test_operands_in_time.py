@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.arena.contents import bits
 from autotune.arena.host_mmap import HostMmapArena
 from autotune.arena.operands import QueryStride, Recipe, build
 from autotune.arena.plain import PlainArena
 from autotune.bench.clock import Launch
 from autotune.checks import oracle, registry
 from autotune.checks.controls import COLUMN, CPU, ONE_KV_HEAD, controls_count
-from autotune.checks.launch import Withheld, bits, live_pages, renew
+from autotune.checks.launch import Withheld, live_pages, renew
 from autotune.checks.strides import _make_odd
 from autotune.domain.cell import Column
 from autotune.domain.verdict import CheckStatus, FailureKind

@@ -51,4 +51,6 @@ def test_lengths_stay_in_the_cell(make_trial: MakeTrial) -> None:
 
 
 def test_it_is_no_part_of_a_proof() -> None:
+    with pytest.raises(registry.UnknownCheckError, match="run by name only: soak and workspace"):
+        registry.get("soaking")
     assert "soak" not in registry.names() and "soak" not in registry.runs(COLUMN, "cuda")

@@ -3,45 +3,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from enum import Enum
-from typing import Any
+from _thread import RLock  # as ``threading.RLock``, whose import a serving process need not pay
+from collections.abc import Iterable
+from time import monotonic
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from autotune.domain.dtypes import DTypes
-from autotune.domain.fingerprint import mismatches
-from autotune.domain.shape import Shape
-from autotune.router.bound import Bound, MissLog, as_integer
+from autotune.router.binding import Binding, DTypesLike, ShapeLike, line_of
+from autotune.router.bound import Bound
 from autotune.router.explanation import Explanation, Why
-from autotune.router.facts import FactsLike, facts_from
+from autotune.router.facts import FactsLike
+from autotune.router.file_mark import FileMark
 from autotune.router.log import logger
-from autotune.router.status import ACTIVE, INACTIVE, RouterStatus
-from autotune.table.load import load_table
-from autotune.table.model import Entry, RoutingTable
-from autotune.table.quarantine import apply_quarantine
+from autotune.router.miss_log import MissLog
+from autotune.router.plan import Plan
+from autotune.router.state import State
+from autotune.router.status import INACTIVE, Recapture, RouterStatus
+from autotune.table.model import RoutingTable
+from autotune.table.source import signature_path
 
-ShapeLike = Shape | Mapping[str, Any]
-DTypesLike = DTypes | Mapping[str, Any]
+if TYPE_CHECKING:
+    from autotune.router.watch import Watch
 
 
 class Router:
     """Names a kernel other than the fallback only where a table proves it, on exactly this machine.
 
-    No method raises. Instances are immutable apart from remembering which kinds of miss were logged, and
-    may be shared between threads.
+    No method raises. May be shared between threads: look-ups take no lock; :meth:`poll` puts another table in
+    the place of this one with one assignment a binding.
     """
 
-    __slots__ = ("_entries", "_fallback", "_log", "_status", "_table")
+    __slots__ = (
+        "__weakref__",
+        "_bounds",
+        "_facts",
+        "_fallback",
+        "_lock",
+        "_log",
+        "_mark",
+        "_path",
+        "_pinned",
+        "_polled",
+        "_refused",
+        "_state",
+        "_suspended",
+        "_watch",
+    )
 
     def __init__(self, table: RoutingTable | None, status: RouterStatus, fallback: str) -> None:
-        """Use :meth:`load`."""
-        self._table = table
-        self._status = status
+        """Use :meth:`load`; a router made here has no file to reload."""
         self._fallback = fallback
+        self._state = State(table, status, fallback)
+        self._path: object = None
+        self._facts: FactsLike = None
+        self._mark = FileMark((), True)
+        self._polled = monotonic()
+        self._refused = ""
+        self._suspended = ""
         self._log = MissLog()
-        self._entries: dict[tuple[Shape, DTypes], list[Entry]] = {}
-        if table is not None and status.active:
-            for entry in apply_quarantine(table).entries:
-                self._entries.setdefault((entry.shape, entry.dtypes), []).append(entry)
+        # Taken by bind, poll and capture, never by a look-up. Re-entrant: log handlers are foreign code.
+        self._lock = RLock()
+        self._bounds: WeakSet[Bound] = WeakSet()
+        # What was captured outlives the caller's interest in its Bound.
+        self._pinned: set[Bound] = set()
+        self._watch: Watch | None = None
 
     @classmethod
     def load(
@@ -56,35 +81,49 @@ class Router:
             fallback: the answer where the table has none of its own (inactive, or a shape it lacks).
         """
         fallback = fallback if isinstance(fallback, str) else "fallback"
-        name = _text(path)
-        table, digest = None, None
-        try:
-            table = load_table(os.fspath(path))
-            digest = table.digest
-            reason = _why_not_here(table, facts)
-            state = INACTIVE if reason else ACTIVE
-            status = RouterStatus(state, reason or _summary(table), name, digest)
-            router = cls(table, status, fallback)
-        except Exception as error:
-            status = RouterStatus(INACTIVE, _line(error), name, digest)
-            router = cls(table, status, fallback)
-        _log_load(status)
+        mark = _mark(path)  # before the file is read: a change in between is seen by the next poll
+        state = State.read(path, facts, fallback)
+        router = cls(None, state.status, fallback)
+        router._state = state
+        router._path = path
+        router._facts = facts
+        router._mark = mark
+        _log_load(state.status)
         return router
 
     @property
     def status(self) -> RouterStatus:
-        """Active or not, and why."""
-        return self._status
+        """Active or not and why, what was refused at a reload, and which captured calls are out of date."""
+        status = self._state.status
+        if self._suspended:
+            status = status._replace(state=INACTIVE, reason=self._suspended)
+        stale = self._stale()
+        reason = status.reason
+        if self._refused:
+            reason += f"; the file's newest contents are not in use: {self._refused}"
+        if stale:
+            reason += f"; recapture needed: {stale[0]}"
+            reason += f" (and {len(stale) - 1} more)" if len(stale) > 1 else ""
+        return status._replace(reason=reason, refused=self._refused, recapture=stale)
 
     @property
     def digest(self) -> str | None:
         """The table's digest, ``sha256:...``, for ranks to compare; None where the table is not sound."""
-        return self._status.digest
+        return self._state.status.digest
+
+    @property
+    def agreed_on(self) -> str:
+        """What ranks must have in common: the digest of a table in use, or ``inactive``.
+
+        A suspension does not count: it is what ranks that differ impose on each other.
+        """
+        status = self._state.status
+        return status.digest if status.active and status.digest else INACTIVE
 
     @property
     def table(self) -> RoutingTable | None:
         """The table as loaded, also where the router is inactive; None if it could not be read."""
-        return self._table
+        return self._state.table
 
     def bind(
         self,
@@ -105,10 +144,15 @@ class Router:
             pad_value: KV length of the rows with which the engine pads a batch; must be the table's. None
                 leaves it to the table's engine (``table.policy``), whose own it is.
         """
+        binding: Binding | str
         try:
-            return self._bind(shape, dtypes, max_context, attests, pad_value)
+            binding = Binding.of(shape, dtypes, max_context, attests, pad_value)
         except Exception as error:
-            return self._always(Why.BAD_INPUT, _line(error))
+            binding = line_of(error)
+        with self._lock:
+            bound = Bound(self, binding, self._plan(binding))
+            self._bounds.add(bound)
+        return bound
 
     def explain(
         self,
@@ -125,111 +169,134 @@ class Router:
         bound = self.bind(shape, dtypes, max_context=max_context, attests=attests, pad_value=pad_value)
         return bound.explain(batch_size, q_len, max_kv_len)
 
-    def _bind(
-        self,
-        shape: ShapeLike,
-        dtypes: DTypesLike,
-        max_context: int,
-        attests: Iterable[str],
-        pad_value: int | None,
-    ) -> Bound:
-        if self._table is None or not self._status.active:
-            return self._always(Why.INACTIVE, self._status.reason)
-        shape, dtypes = _shape(shape), _dtypes(dtypes)
-        context = as_integer(max_context)
-        if context is None or context < 1:
-            raise ValueError(f"max_context must be a positive integer, not {_text(max_context)}")
-        pad = None if pad_value is None else as_integer(pad_value)
-        if pad_value is not None and (pad is None or pad < 0):
-            raise ValueError(f"pad_value must be None or a KV length in tokens, not {_text(pad_value)}")
-        known = self._entries.get((shape, dtypes))
-        if known is None:
-            return self._always(Why.SHAPE, f"no entry for {shape} {dtypes}")
-        # Entries of one shape may differ in fallback; where they do, only the caller's own word is safe.
-        names = {entry.fallback for entry in known}
-        fallback = names.pop() if len(names) == 1 else self._fallback
-        proven_pad = self._table.policy.pad_value
-        if pad is not None and pad != proven_pad:
-            engine = self._table.policy.engine
-            detail = f"padded rows of length {pad}; proven is {proven_pad}, with which engine {engine} pads"
-            return self._always(Why.PAD_VALUE, detail, fallback)
-        within = _narrowest(known, context)
-        if not within:
-            proven = max(entry.max_context for entry in known)
-            detail = f"max_context {context} exceeds the proven {proven}"
-            return self._always(Why.MAX_CONTEXT, detail, fallback)
-        return Bound.of(
-            within,
-            legend=self._table.legend,
-            families=self._table.families,
-            max_context=context,
-            attests=_attested(attests),
-            fallback=fallback,
-            log=self._log,
-        )
+    def poll(self, min_interval_s: float = 1.0) -> bool:
+        """Look whether the file has changed, and take up a sound new table. Never raises.
 
-    def _always(self, why: str, detail: str, fallback: str | None = None) -> Bound:
-        answer = Explanation(fallback or self._fallback, False, False, why, detail)
-        if why != Why.INACTIVE:  # that was logged when the table was loaded
-            self._log(answer)
-        return Bound.always(answer)
+        Call it between steps, never in one: mostly it compares two numbers, once in ``min_interval_s`` it
+        asks the file system for the file's times, and after a change it reads the table, some milliseconds.
+        New contents that are unsound, measured elsewhere or gone leave the table in use as it is; ``status``
+        says so. Bindings follow by themselves; what a CUDA graph has recorded does not (``Bound.capture``).
+
+        Returns:
+            Whether another table is in use now.
+        """
+        now = monotonic()
+        if now - self._polled < min_interval_s or self._path is None:
+            return False
+        if not self._lock.acquire(blocking=False):
+            return False  # another thread is at it
+        try:
+            self._polled = now
+            return self._reload()
+        except Exception as error:
+            self._refuse(line_of(error))
+            return False
+        finally:
+            self._lock.release()
+
+    def watch(self, interval_s: float = 1.0) -> Watch:
+        """:meth:`poll` in a daemon thread of this process; one a router. ``stop()`` ends it.
+
+        Call it after the last fork: threads and locks do not survive one.
+        """
+        from autotune.router.watch import Watch
+
+        with self._lock:
+            if self._watch is None or not self._watch.alive:
+                self._watch = Watch(self, interval_s)
+            return self._watch
+
+    def suspend(self, reason: str) -> None:
+        """Answer every call with the fallback until :meth:`resume`, as where ranks hold different tables."""
+        with self._lock:
+            self._suspended = reason or "suspended"
+            self._apply()
+        _log_load(self.status)
+
+    def resume(self) -> None:
+        """End a suspension; the table in use answers again."""
+        with self._lock:
+            if not self._suspended:
+                return
+            self._suspended = ""
+            self._apply()
+        _log_load(self.status)
+
+    def _reload(self) -> bool:
+        mark = _mark(self._path)
+        if mark.stats == self._mark.stats and self._mark.settled:
+            return False
+        self._mark = mark
+        state, before = State.read(self._path, self._facts, self._fallback), self._state
+        if not state.status.active:
+            if before.status.active:
+                self._refuse(state.status.reason)
+                return False
+            changed = (state.status.reason, state.status.digest) != (
+                before.status.reason,
+                before.status.digest,
+            )
+            self._state = state
+            if changed:
+                self._apply()
+                _log_load(state.status)
+            return False
+        self._refused = ""
+        if before.status.active and state.status.digest == before.status.digest:
+            return False
+        self._state = state
+        self._apply()
+        _log_load(self.status)
+        return True
+
+    def _apply(self) -> None:
+        # All plans first: from then on it is one assignment a binding.
+        plans = [(bound, self._plan(bound._binding)) for bound in list(self._bounds)]
+        for bound, plan in plans:
+            bound._plan = plan
+
+    def _plan(self, binding: Binding | str) -> Plan:
+        if self._suspended:
+            return Plan.constant(Explanation(self._fallback, False, False, Why.INACTIVE, self._suspended))
+        plan = self._state.plan(binding)
+        if plan.always is not None and plan.always.why != Why.INACTIVE:  # that is logged with the table
+            self._log(plan.always)
+        return plan
+
+    def _refuse(self, reason: str) -> None:
+        if reason != self._refused:
+            self._refused = reason
+            try:
+                logger().warning("kept the table in use, %s: %s", self._state.status.digest, reason)
+            except Exception:  # a handler or filter is foreign code
+                return
+
+    def _stale(self) -> tuple[Recapture, ...]:
+        found = []
+        for bound in list(self._pinned):
+            for (size, q_len, longest), captured in list(bound._captured.items()):
+                now = bound._plan.find(size, q_len, longest)
+                if now.answer != captured and isinstance(bound._binding, Binding):
+                    shape, dtypes = bound._binding.shape, bound._binding.dtypes
+                    found.append(
+                        Recapture(shape, dtypes, size, q_len, longest, captured, now.answer, now.why)
+                    )
+        return tuple(sorted(found, key=lambda each: (each.shape, each.dtypes, each.q_len, each.batch_size)))
+
+    def _missed(self, found: Explanation) -> None:
+        self._log(found)
+
+    def _pin(self, bound: Bound) -> None:
+        with self._lock:
+            self._pinned.add(bound)
+
+    def _unpin(self, bound: Bound) -> None:
+        with self._lock:
+            self._pinned.discard(bound)
 
 
-def _why_not_here(table: RoutingTable, facts: FactsLike) -> str:
-    here = facts_from(facts)
-    if here is None:
-        return "no facts of this machine were given; pass facts=autotune.hardware.collect()"
-    found = mismatches(table.facts, here)
-    if not found:
-        return ""
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"the table was measured elsewhere: {found[0]}{more}; run autotune on this machine"
-
-
-def _summary(table: RoutingTable) -> str:
-    name = table.facts.hardware.get("name")
-    return f"{len(table.entries)} entries measured on {name} for engine {table.policy.engine}"
-
-
-def _narrowest(entries: Iterable[Entry], max_context: int) -> list[Entry]:
-    """Per q_len the entries of the least proven max context that holds the engine's."""
-    holding = [entry for entry in entries if entry.q_len <= max_context <= entry.max_context]
-    least: dict[int, int] = {}
-    for entry in holding:
-        least[entry.q_len] = min(entry.max_context, least.get(entry.q_len, entry.max_context))
-    return [entry for entry in holding if entry.max_context == least[entry.q_len]]
-
-
-def _shape(given: ShapeLike) -> Shape:
-    # Also a Shape is rebuilt: an enum member equals its string but hashes differently.
-    fields = given.to_dict() if isinstance(given, Shape) else dict(given)
-    return Shape.from_dict({key: _plain(value) for key, value in fields.items()})
-
-
-def _dtypes(given: DTypesLike) -> DTypes:
-    fields = given.to_dict() if isinstance(given, DTypes) else dict(given)
-    return DTypes.from_dict({key: _plain(value) for key, value in fields.items()})
-
-
-def _attested(given: Iterable[str]) -> frozenset[str]:
-    listed = [given] if isinstance(given, str) else given or ()
-    return frozenset(_plain(need) for need in listed)
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(_text(error).split())
-    return text[:400] or type(error).__name__
-
-
-def _text(value: object) -> str:
-    try:
-        return str(value)
-    except Exception:
-        return type(value).__name__
+def _mark(path: object) -> FileMark:
+    return FileMark.of(path, signature_path(path))
 
 
 def _log_load(status: RouterStatus) -> None:

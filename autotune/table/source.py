@@ -15,6 +15,9 @@ from autotune.table.errors import TableError
 # A table of 10,000 cells with its speed-ups is about half a MiB.
 MAX_BYTES = 8 * 1024 * 1024
 
+# Set: a table is used only with a valid signature beside it (``autotune.table.signature``).
+PUBLIC_KEY_VARIABLE = "AUTOTUNE_PUBKEY"
+
 _DIGEST_LINE = re.compile(rb'digest: "(sha256:[0-9a-f]{64})"\n')
 _DIGEST_LENGTH = len('digest: "sha256:"\n') + 64
 
@@ -48,6 +51,15 @@ def read_regular(path: str | os.PathLike[str], limit: int = MAX_BYTES) -> bytes:
         if isinstance(error, TableError):
             raise
         raise TableError("", f"is not a usable path ({error})") from error
+
+
+def signature_path(path: object) -> str | None:
+    """Where the detached signature of a table lies: ``TABLE.sig``; None for what is no path."""
+    try:
+        name = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        return None
+    return f"{os.fsdecode(name)}.sig"
 
 
 def sign(body: bytes) -> bytes:

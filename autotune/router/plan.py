@@ -1,0 +1,187 @@
+"""Every answer of one binding to one table, built beforehand.
+
+A plan never changes. A reload makes another one and puts it in the old one's place with one assignment, so a
+look-up sees the old table or the new one, never a mixture.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from autotune.router.explanation import Explanation, Why
+from autotune.table.letters import RESERVED
+from autotune.table.model import Entry, Grid, Proof, Speedup
+
+# One column: upper ends of the rows, then the answers by row and the one without a KV length, three times:
+# as names, as truth values of the decode family, and whole. The first end is q_len - 1 and its answer None,
+# as is the one past the last end: a KV length outside the proven rows finds None. A plain tuple, because
+# CPython indexes nothing faster.
+Slot: TypeAlias = (
+    "tuple[tuple[int, ...], tuple[str | None, ...], str, tuple[bool | None, ...], bool, "
+    "tuple[Explanation | None, ...], Explanation]"
+)
+# Ascending, disjoint open intervals: lowest batches inside, highest batches inside, slots.
+_Inside: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[Slot, ...]]"
+
+# Intervals up to this width are written out, one dictionary entry a batch size; wider ones are searched.
+_WRITTEN_OUT = 1024
+
+_WHY = dict(
+    zip(
+        RESERVED,
+        (
+            *(Why.NOT_FASTER, Why.CANDIDATE_UNSAFE, Why.UNPROVEN),
+            *(Why.TOO_LARGE, Why.NO_SAFE_ROUTE, Why.QUARANTINED),
+        ),
+        strict=True,
+    )
+)
+
+MISSES = {
+    Why.BAD_INPUT: "batch_size, q_len and max_kv_len must be integers",
+    Why.Q_LEN: "no proven cell has this q_len",
+    Why.BATCH_SIZE: "neither a captured size nor inside a proven interval",
+    Why.KV_LEN: "outside the proven rows",
+}
+
+
+class Plan:
+    """Answers by ``q_len`` and batch size.
+
+    Attributes:
+        sizes: slots by ``q_len``, then by batch size: captured ones, and those inside a proven interval.
+        inside: what was too wide to be written out into ``sizes``, by ``q_len``.
+        misses: what answers a call outside the table, by reason.
+        always: the one answer of a plan without a table, or None.
+    """
+
+    __slots__ = ("always", "inside", "misses", "sizes")
+
+    def __init__(
+        self,
+        sizes: dict[int, dict[int, Slot]],
+        inside: Mapping[int, _Inside],
+        misses: Mapping[str, Explanation],
+        always: Explanation | None = None,
+    ) -> None:
+        self.sizes = sizes
+        self.inside = inside
+        self.misses = misses
+        self.always = always
+
+    @classmethod
+    def constant(cls, answer: Explanation) -> Plan:
+        """A plan that knows one answer only."""
+        return cls({}, {}, dict.fromkeys(MISSES, answer), answer)
+
+    @classmethod
+    def of(
+        cls,
+        entries: Iterable[Entry],
+        *,
+        legend: Mapping[str, str],
+        families: Mapping[str, str],
+        max_context: int,
+        attests: frozenset[str],
+        fallback: str,
+    ) -> Plan:
+        """Every answer of ``entries``, which prove ``max_context`` and share shape and dtypes."""
+        sizes: dict[int, dict[int, Slot]] = {}
+        spans: dict[int, list[tuple[int, int, Slot]]] = {}
+        for entry in entries:
+            grid = _Answers(entry, legend, families, max_context, attests)
+            columns = sizes.setdefault(entry.q_len, {})
+            for index, size in enumerate(entry.batch_size):
+                columns[size] = grid.slot(entry.routes, entry.speedup, index)
+            for index, (low, high) in enumerate(entry.eager.intervals if entry.eager else ()):
+                # The ends are captured sizes and have their own slots.
+                if entry.eager and high - low > 1:
+                    slot = grid.slot(entry.eager.routes, entry.eager.speedup, index)
+                    spans.setdefault(entry.q_len, []).append((low + 1, high - 1, slot))
+        inside: dict[int, _Inside] = {}
+        for q_len, found in spans.items():
+            found.sort(key=lambda span: span[0])
+            for low, high, slot in found:
+                if high - low < _WRITTEN_OUT:
+                    # Captured sizes inside (an interval may span several) keep their own slots.
+                    for size in range(low, high + 1):
+                        sizes[q_len].setdefault(size, slot)
+            if wide := [span for span in found if span[1] - span[0] >= _WRITTEN_OUT]:
+                lows, highs, slots = zip(*wide, strict=True)
+                inside[q_len] = (lows, highs, slots)
+        misses = {why: Explanation(fallback, False, False, why, detail) for why, detail in MISSES.items()}
+        return cls(sizes, inside, misses)
+
+    def find(self, batch_size: int, q_len: int, max_kv_len: int | None) -> Explanation:
+        """The answer for plain integers; one of :attr:`misses` where the table has none."""
+        sizes = self.sizes.get(q_len)
+        if sizes is None:
+            return self.misses[Why.Q_LEN]
+        slot = sizes.get(batch_size) or self._slot_inside(batch_size, q_len)
+        if slot is None:
+            return self.misses[Why.BATCH_SIZE]
+        if max_kv_len is None:
+            return slot[6]
+        return slot[5][bisect_left(slot[0], max_kv_len)] or self.misses[Why.KV_LEN]
+
+    def _slot_inside(self, batch_size: int, q_len: int) -> Slot | None:
+        inside = self.inside.get(q_len)
+        if inside is None:
+            return None
+        lows, highs, slots = inside
+        index = bisect_left(highs, batch_size)
+        return slots[index] if index < len(lows) and lows[index] <= batch_size else None
+
+
+class _Answers:
+    """Prebuilt answers of one entry."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        legend: Mapping[str, str],
+        families: Mapping[str, str],
+        max_context: int,
+        attests: frozenset[str],
+    ) -> None:
+        self._entry = entry
+        self._legend = legend
+        self._families = families
+        self._max_context = max_context
+        self._attests = attests
+        self._proofs = {proof.route: proof for proof in entry.proof}
+
+    def slot(self, grid: Grid, speedup: Speedup, column: int) -> Slot:
+        """One column: rows cut at the engine's max context, beyond which no call can be right."""
+        ends = [self._entry.q_len - 1]
+        found: list[Explanation] = []
+        for row, low, vs_stock in zip(grid.rows, speedup.low, speedup.vs_stock, strict=True):
+            ends.append(min(row.kv_high, self._max_context))
+            found.append(self._answer(row.letters[column], low[column], vs_stock[column]))
+            if row.kv_high >= self._max_context:
+                break
+        unknown = self._answer(grid.any[column], None, None)
+        return (
+            tuple(ends),
+            (None, *(each.answer for each in found), None),
+            unknown.answer,
+            (None, *(each.use_decode for each in found), None),
+            unknown.use_decode,
+            (None, *found, None),
+            unknown,
+        )
+
+    def _answer(self, letter: str, low: float | None, vs_stock: float | None) -> Explanation:
+        meaning, fallback = self._legend[letter], self._entry.fallback
+        if letter in RESERVED:
+            return Explanation(fallback, False, False, _WHY[letter], meaning, None, vs_stock)
+        proof: Proof = self._proofs[meaning]
+        missing = [need for need in proof.requires if need not in self._attests]
+        if missing:
+            detail = f"{meaning!r} is proven only with {', '.join(missing)}, which was not attested"
+            return Explanation(fallback, False, False, Why.REQUIRES, detail, None, None, proof)
+        decode = self._families[meaning] == "decode"
+        detail = f"proven safe, and faster than {fallback!r}"
+        return Explanation(meaning, True, decode, Why.PROVEN_FASTER, detail, low, vs_stock, proof)

@@ -5,8 +5,8 @@
 Cells are drawn evenly from those where the table names a route; the route is the one that the router answers
 there, on this machine: with another fingerprint than the table's it answers the fallback only, and there is
 nothing to soak (exit 3). Every launch is judged as a proof's is (``autotune/checks/soak.py``). A failure
-inside a proven cell is a defect of autotune: its line ends with the command that shows it again. Exit 1 if
-there was one.
+inside a proven cell, or a pass that needs a promise which the table does not ask of an engine, is a defect of
+autotune: its line ends with the command that shows it again. Exit 1 if there was one.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -34,17 +34,19 @@ from autotune.worker.worker import Worker
 
 
 class Target(NamedTuple):
-    """A cell where the table names a route."""
+    """A cell where the table names a route, and what its proof requires."""
 
     column: Column
     kv_low: int
     kv_high: int
+    requires: frozenset[str]
 
 
 def targets(table: RoutingTable) -> list[Target]:
     """Captured cells whose letter names a route."""
     found = []
     for entry in table.entries:
+        needs = {proof.route: frozenset(proof.requires) for proof in entry.proof}
         low = entry.q_len
         for row in entry.routes.rows:
             for size, letter in zip(entry.batch_size, row.letters, strict=True):
@@ -57,19 +59,19 @@ def targets(table: RoutingTable) -> list[Target]:
                         entry.max_context,
                         pad_value=table.policy.pad_value,
                     )
-                    found.append(Target(column, low, row.kv_high))
+                    found.append(Target(column, low, row.kv_high, needs[table.legend[letter]]))
             low = row.kv_high + 1
     return found
 
 
-def job_of(router: Router, target: Target, facts: Facts, seed: int, attests: set[str]) -> ProveJob:
+def job_of(router: Router, target: Target, facts: Facts, seed: int) -> ProveJob:
     """What soaks the route that the router answers in ``target``."""
     column = target.column
     bound = router.bind(
         column.shape,
         column.dtypes,
         max_context=column.max_context,
-        attests=attests,
+        attests=target.requires,
         pad_value=column.pad_value,
     )
     return ProveJob(
@@ -83,6 +85,15 @@ def job_of(router: Router, target: Target, facts: Facts, seed: int, attests: set
         arena_kind=default_kind(facts.device),
         pad_value=column.pad_value,
     )
+
+
+def defect(row: CheckResult, target: Target) -> str | None:
+    """What of a soak contradicts the table; None if nothing does."""
+    if row.kind is not None:
+        return f"{row.kind.value}: {row.detail}"
+    if new := sorted(set(row.requires) - target.requires):
+        return f"requires {', '.join(new)}, which the table does not"
+    return None
 
 
 def main() -> int:
@@ -103,22 +114,21 @@ def main() -> int:
     if not cells:
         print("no cell of the table names a route")
         return 3
-    attests = {need for entry in router.table.entries for proof in entry.proof for need in proof.requires}
     rng = random.Random(options.seed)
     launches, runs, soaked = Counter[str](), Counter[str](), set[str]()
-    failures: list[tuple[ProveJob, CheckResult]] = []
+    failures: list[tuple[ProveJob, str]] = []
     undone: list[str] = []
     start = time.monotonic()
     with Worker(facts.device) as worker:
         while time.monotonic() - start < options.seconds:
             target = rng.choice(cells)
-            job = job_of(router, target, facts, rng.getrandbits(31), attests)
+            job = job_of(router, target, facts, rng.getrandbits(31))
             row = prove(worker, job)
             launches[job.route] += row.launches
             runs[job.route] += 1
             soaked.add(f"{target.column.id} {target.kv_high}")
-            if row.status is CheckStatus.FAILED:
-                failures.append((job, row))
+            if said := defect(row, target):
+                failures.append((job, said))
             elif row.status is not CheckStatus.PASSED:
                 undone.append(row.detail)
     seconds = time.monotonic() - start
@@ -130,8 +140,8 @@ def main() -> int:
         f"\n{sum(launches.values())} launches in {len(soaked)} of {len(cells)} cells, {seconds:.0f} s: "
         f"{len(failures)} failures, {len(undone)} not run"
     )
-    for job, row in failures:
-        print(f"{row.kind.value if row.kind else row.status.value}: {row.detail}\n  {repro_command(job)}")
+    for job, said in failures:
+        print(f"{said}\n  {repro_command(job)}")
     for line in sorted(set(undone))[:5]:
         print(f"not run: {line}")
     return 1 if failures else 0

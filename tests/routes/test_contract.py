@@ -177,7 +177,7 @@ def opened_for(**values: Any) -> Callable[[Case], None]:
 GENERAL = {
     *("batch", "rows", "heads", "dtypes", "device", "page_table", "seq_lens", "empty_rows", "lengths"),
     *("table_width", "max_seq_len", "table_entries", "strides", "layout", "scales", "sinks", "grid"),
-    *("far_pages", "out"),
+    *("far_pages", "out", "block_scales"),
 }
 
 
@@ -231,6 +231,12 @@ BROKEN: list[tuple[str, Callable[[Case], None], str, bool]] = [
         "sinks",
         set_column(shape=dataclasses.replace(SHAPE, sinks=True)),
         "sinks are None; the session was opened with sinks",
+        True,
+    ),
+    (
+        "block_scales",
+        set_step(kv_block_scales=(torch.ones(1), torch.ones(1))),
+        "kv_block_scales are given; a fp32 KV cache has none",
         True,
     ),
     ("grid", many_requests, "batch_size is 65536; a launch grid ends at 65535", True),

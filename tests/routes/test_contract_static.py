@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotune.domain.dtypes import PROFILES
 from autotune.routes.contract import KERNELS, Context, Contract, Graph, Level, Proven, check_step
 from tests.routes import test_contract as general
 from tests.routes import test_contract_kernels as kernels
@@ -179,6 +180,22 @@ def test_sinks_of_another_layer_are_looked_at() -> None:
         assert (error := contract.broken(case.step)) is not None and error.rule == "sinks"
     case.step.sinks = torch.zeros(8, device="meta")
     assert (error := contract.broken(case.step)) is not None and error.rule == "device"
+
+
+def test_block_scales_belong_to_the_pool() -> None:
+    shape = dataclasses.replace(kernels.COLUMN.shape, kv_layout="fused-hnd")
+    column = dataclasses.replace(kernels.COLUMN, shape=shape, dtypes=PROFILES["nvfp4"])
+    case = kernels.made("trtllm-gen-decode", column)
+    contract = Contract(case.capacity, route="trtllm-gen-decode")
+    assert contract.broken(case.step) is None
+    assert case.step.kv_block_scales is not None
+    k, v = case.step.kv_block_scales
+    case.step.kv_block_scales = (k.clone(), v.clone())  # the next layer's
+    assert contract.broken(case.step) is None
+    for wrong in (None, (k, v[:-1]), (k[..., :2], v), (k, v.view(torch.uint8)), (k, v.to("meta"))):
+        case.step.kv_block_scales = wrong
+        for asked in (contract, Contract(case.capacity, route="trtllm-gen-decode")):
+            assert (error := asked.broken(case.step)) is not None and error.rule == "block_scales"
 
 
 def test_new_tokens_and_graphs_never_take_the_quick_way() -> None:

@@ -24,6 +24,8 @@ TORCH_NAMES = {
     "nvfp4": ("torch.uint8", "torch.float4_e2m1fn_x2"),
 }
 SCALED = frozenset({"e4m3", "nvfp4"})
+# Elements along head_dim that share a scale.
+NVFP4_BLOCK = 16
 
 
 class Level(str, Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from autotune.routes.contract.call import SCALED, Call, Rule
+from autotune.routes.contract.call import NVFP4_BLOCK, SCALED, TORCH_NAMES, Call, Rule
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +36,23 @@ def _scales(call: Call) -> str | None:
             return f"{name} is {value}; it must be positive and finite"
         if name != "sm_scale" and kv not in SCALED and value != 1.0:
             return f"{name} is {value}; a {kv} KV cache has no scale (1.0)"
+    return None
+
+
+def _block_scales(call: Call) -> str | None:
+    column, blocks = call.capacity.column, call.step.kv_block_scales
+    shape, kv = column.shape, column.dtypes.kv
+    if kv != "nvfp4":
+        return None if blocks is None else f"kv_block_scales are given; a {kv} KV cache has none"
+    if blocks is None:
+        return "kv_block_scales are None; an nvfp4 KV cache cannot be read without"
+    pool = (call.capacity.num_pages, shape.page_size, shape.num_kv_heads)
+    for name, tensor, dim in zip("kv", blocks, (shape.head_dim, shape.head_dim_vo), strict=True):
+        wanted = (*pool, dim // NVFP4_BLOCK)
+        if tuple(tensor.shape) != wanted or str(tensor.dtype) not in TORCH_NAMES["e4m3"]:
+            return f"block scales of {name} are {tuple(tensor.shape)} {tensor.dtype}; {wanted} e4m3 is needed"
+        if tensor.device != call.step.q.device:
+            return f"block scales of {name} are on {tensor.device}, q on {call.step.q.device}"
     return None
 
 
@@ -136,6 +153,9 @@ SCALES = Rule(
     _scales,
     "a scale is applied to a cache that has none, or the softmax is turned over",
     ("sglang #18396", "vllm #48016"),
+)
+BLOCK_SCALES = Rule(
+    "block_scales", _block_scales, "another pool's scales, or none, are read as far as this pool reaches"
 )
 Q_SCALE = Rule(
     "q_scale", _q_scale, "a query that was not quantised is scaled all the same", ("sglang #28144",)

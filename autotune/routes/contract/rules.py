@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     operands.LAYOUT,
     features.HOST_SCALES,
     features.SCALES,
+    features.BLOCK_SCALES,
     features.Q_SCALE,
     features.SINKS,
     features.SOFT_CAP,

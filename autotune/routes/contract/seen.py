@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from autotune.routes.base import Step
 
 
+def _blocks(step: Step) -> object:
+    """What the rules look at of NVFP4 block scales."""
+    blocks = step.kv_block_scales
+    return None if blocks is None else [(part.shape, part.dtype, part.device) for part in blocks]
+
+
 class Seen:
     """One call that every rule let through.
 
@@ -24,6 +30,7 @@ class Seen:
     """
 
     __slots__ = (
+        "_blocks",
         "_device",
         "_dtypes",
         "_has_out",
@@ -47,6 +54,7 @@ class Seen:
         self._numbers = (step.q_len, step.max_seq_len, step.sm_scale, step.k_scale, step.v_scale)
         self._q_len = step.q_len
         self._sinks = None if step.sinks is None else (step.sinks.shape, step.sinks.dtype, step.sinks.device)
+        self._blocks = _blocks(step)
         self._has_out = out is not None
         self._out = None if out is None else (out.shape, out.dtype)
         self._host: tuple[int, ...] | None = None
@@ -85,6 +93,8 @@ class Seen:
             return False
         sinks = step.sinks
         if (None if sinks is None else (sinks.shape, sinks.dtype, sinks.device)) != self._sinks:
+            return False
+        if (step.kv_block_scales is not None or self._blocks is not None) and _blocks(step) != self._blocks:
             return False
         if self._unit:
             places = q.data_ptr() | k.data_ptr() | v.data_ptr()

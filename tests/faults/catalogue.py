@@ -122,7 +122,7 @@ def missing(fault: Fault) -> list[str]:
         file = TESTS / path
         if not file.is_file():
             found.append(f"no file tests/{path}")
-        elif name.rpartition("::")[2] not in _functions(file):
+        elif not (last := name.rpartition("::")[2]).startswith("test_") or last not in _functions(file):
             found.append(f"tests/{path} has no test {name}")
     return found
 

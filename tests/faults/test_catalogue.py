@@ -39,6 +39,10 @@ def test_every_pointer_is_followed(fault: Fault) -> None:
             replace(ROW, tests=("faults/test_catalogue.py::test_y",)),
             "tests/faults/test_catalogue.py has no test test_y",
         ),
+        (
+            replace(ROW, tests=("faults/catalogue.py::faults",)),
+            "tests/faults/catalogue.py has no test faults",
+        ),
         (replace(ROW, planted=("planted-clean",)), "no planted fault is called planted-clean"),
     ],
 )

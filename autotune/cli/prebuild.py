@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli.options import EngineName, Gpu, Json, SpaceFile
+
+if TYPE_CHECKING:
+    from autotune.domain.cell import Column
 
 
 def command(
     gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
+    columns: Annotated[
+        Path | None,
+        typer.Option(
+            "--columns",
+            metavar="FILE",
+            help="Exactly the modules for these columns, a JSON list of stored ones, instead of a space's; "
+            "--gpu says for which device.",
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder of the modules and their manifest.")
     ] = Path("prebuilt"),
@@ -53,7 +65,7 @@ def command(
     """
     if merge or into is not None:
         return _carry(merge or [], out, into, json)
-    return _build(gpu, engine, space, out, route, jobs, include or [], dry_run, json)
+    return _build(gpu, engine, space, columns, out, route, jobs, include or [], dry_run, json)
 
 
 def _carry(sources: list[Path], out: Path, into: Path | None, json: bool) -> int:
@@ -81,6 +93,7 @@ def _build(
     gpu: str | None,
     engine: str,
     space: Path | None,
+    listed: Path | None,
     out: Path,
     only: list[str] | None,
     jobs: int,
@@ -100,6 +113,9 @@ def _build(
     device = grid.space.device
     if device.kind != "cuda":
         raise CliError(f"{grid.space.gpu} needs no prebuilt kernels; prebuild is for GPUs", Exit.USAGE)
+    columns = grid.columns if listed is None else _listed(listed, space)
+    # the self-test's module belongs to a space that is run
+    selftest = not only and listed is None
     names = [item.name for item in routes()]
     if unknown := sorted(set(only or []) - set(names)):
         raise CliError(f"unknown route {unknown[0]!r}: there are {', '.join(names)}", Exit.USAGE)
@@ -107,10 +123,10 @@ def _build(
 
     if dry_run:
         asked = modules_of(
-            grid.columns,
+            columns,
             facts,
             routes=only or names,
-            selftest=not only,
+            selftest=selftest,
             work=out.with_name(out.name + ".work"),
         )
         if json:
@@ -126,12 +142,12 @@ def _build(
             stderr.print(f"failed {values['name']}: {values['reason']}", soft_wrap=True)
 
     outcome = prebuild(
-        grid.columns,
+        columns,
         facts,
         find(include),
         out,
         routes=only or names,
-        selftest=not only,
+        selftest=selftest,
         jobs=jobs,
         listen=say,
     )
@@ -152,3 +168,16 @@ def _build(
             f"{len(outcome.failed)} failed: {out} (FlashInfer {outcome.manifest.flashinfer})"
         )
     return int(bool(outcome.failed))
+
+
+def _listed(path: Path, space: Path | None) -> list[Column]:
+    """The columns of ``--columns``, which ask for modules in a space's stead."""
+    from autotune.cli.exits import CliError, Exit
+    from autotune.prebuild.columns import ColumnsError, read
+
+    if space is not None:
+        raise CliError("--columns and --space: give one of them", Exit.USAGE)
+    try:
+        return read(path)
+    except ColumnsError as error:
+        raise CliError(f"--columns: {error}", Exit.USAGE) from error

@@ -6,19 +6,18 @@ was built from lengths without the new tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import Shape
 from autotune.routes.base import Capture, Family, Need
+from autotune.routes.planted_live import Mistaken, NarrowTable
 
 if TYPE_CHECKING:
     from autotune.domain.fingerprint import Facts
-    from autotune.routes.base import Allocate, Capacity, Session, Step
+    from autotune.routes.base import Allocate, Capacity, Session
 
 NAMES = ("planted-xqa-clean", "planted-xqa-narrow-table")
 # Llama-3.1-70B at attn_tp 8: a module that every space of an SM90 device builds. Four rows of int32 fill 16
@@ -59,24 +58,4 @@ class PlantedXqa:
         session = XqaDecode().open(capacity, allocate)
         if self.name == "planted-xqa-clean":
             return session
-        return _NarrowTable(session, capacity, allocate)
-
-
-class _NarrowTable:
-    def __init__(self, session: Session, capacity: Capacity, allocate: Allocate) -> None:
-        self._session = session
-        self._page = capacity.column.shape.page_size
-        self._allocate = allocate
-
-    def prepare(self, step: Step) -> None:
-        longest = int(step.seq_lens.max())
-        width = max(1, -(-(longest - step.q_len) // self._page))
-        table = self._allocate("page_table_built", (step.batch_size, width), torch.int32)
-        table.copy_(step.page_table[:, :width])
-        self._session.prepare(replace(step, page_table=table))
-
-    def run(self, out: torch.Tensor) -> None:
-        self._session.run(out)
-
-    def close(self) -> None:
-        self._session.close()
+        return Mistaken(session, NarrowTable(), capacity, allocate)

@@ -104,14 +104,21 @@ def rows(database: Path) -> Rows:
     return {tuple(map(str, row[:4])): tuple(map(str, row[4:])) for row in found}
 
 
+def parent_of(pid: int) -> int | None:
+    """The parent of a process that runs; None of one that has ended, whether or not it was waited for."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state == "Z" else int(parent)
+
+
 def descendants(pid: int) -> list[int]:
     """Processes below ``pid``, parents first."""
     below: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            after = stat.read_text().rpartition(")")[2].split()
-            if after[0] != "Z":
-                below.setdefault(int(after[1]), []).append(int(stat.parent.name))
+    for each in Path("/proc").glob("[0-9]*"):
+        if (parent := parent_of(int(each.name))) is not None:
+            below.setdefault(parent, []).append(int(each.name))
     found: list[int] = []
     queue = [pid]
     while queue:
@@ -119,6 +126,15 @@ def descendants(pid: int) -> list[int]:
         found += children
         queue += children
     return found
+
+
+def kill_last(pid: int) -> int:
+    """Kill the last of the processes below ``pid``, which is a child at work; returns which it was."""
+    for victim in reversed(descendants(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+            return victim
+    sys.exit("fault_demo: the run has no child to kill")
 
 
 def until(met: Callable[[], bool], run: subprocess.Popen[bytes], seconds: float) -> None:
@@ -166,15 +182,14 @@ def disturb(options: argparse.Namespace, folder: Path, package: Path, device: st
     with (folder / "first.log").open("wb") as log:
         run = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         until(lambda: len(rows(database)) >= 5, run, 300)
-        victim = descendants(run.pid)[-1]
-        os.kill(victim, signal.SIGKILL)
+        victim = kill_last(run.pid)
         seen = len(rows(database))
         until(lambda: len(rows(database)) >= seen + 5, run, 300)
         below = descendants(run.pid)
         run.kill()
         run.wait()
     deadline = time.monotonic() + 20
-    while (left := [pid for pid in below if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+    while (left := [pid for pid in below if parent_of(pid) is not None]) and time.monotonic() < deadline:
         time.sleep(0.1)
     before = rows(database)
     print(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from autotune.arena.operands import build
 from autotune.domain.fingerprint import Facts
 from autotune.routes.registry import routes
 from autotune.sanitizer import tool
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks import guard_cost
 from benchmarks.guard_cost import Case, Meter, Paired, cases, launches, paired, sanitized, set_up
 from tests.sanitizer import outputs

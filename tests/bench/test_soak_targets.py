@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind
 from autotune.router import Router
 from autotune.table.dump import write_table
-from tests.table.samples import FACTS, FALLBACK, FASTER, HIGH, LOW, SLOWER, SPLIT, decided, table_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks.soak import Target, defect, job_of, targets
+from tests.table.samples import FACTS, FALLBACK, FASTER, HIGH, LOW, SLOWER, SPLIT, decided, table_of
 
 PADDING = "tail_padding_512"
 TABLE = table_of(

@@ -123,12 +123,12 @@ counts the faults of this page with a planted one that the check must find, on t
 
 ## The rules
 
-`autotune.routes.contract.Contract` is for a serving process, which has to ask it before a call: the router
-names kernels and calls none. It looks at shapes, strides, dtypes, addresses and host values
-(`benchmarks/contract.py` prints its cost). Rules of level `full` read tensors and need `check_step`. The
-message has the offending value. A run holds the operands of its own checks to all rules, `full` ones too,
-that need no kernel, plan, buffer or graph to be named. {len(RULES)} rules; which of them a kernel brings in
-is data in `autotune/routes/contract/kernel.py`, for {len(KERNELS)} kernels.
+`autotune.routes.contract.Contract` is for a serving process: `autotune/engines` asks it before each call that
+it routes; the router alone names kernels and asks nothing. It looks at shapes, strides, dtypes, addresses and
+host values (`benchmarks/contract.py` prints its cost). Rules of level `full` read tensors and need
+`check_step`. The message has the offending value. A run holds the operands of its own checks to all rules,
+`full` ones too, that need no kernel, plan, buffer or graph to be named. {len(RULES)} rules; which of them a
+kernel brings in is data in `autotune/routes/contract/kernel.py`, for {len(KERNELS)} kernels.
 
 {rules(rows)}
 

@@ -1,8 +1,8 @@
 """What a call must satisfy before any kernel is launched: one small rule per way that calls went wrong.
 
 The tuner holds its own operands to it, at level ``full``, which reads tensors: a rule that is broken there is
-a check's fault. Level ``static`` is for a serving process, which has to ask for it (:class:`Contract`): it
-looks at shapes, strides, dtypes, addresses and host values only and never waits for a device.
+a check's fault. Level ``static`` is for a serving process (:class:`Contract`, which ``autotune.engines``
+asks): it looks at shapes, strides, dtypes, addresses and host values only and never waits for a device.
 
 ``seq_lens`` are *total* lengths, the new tokens included, and those are already in the pool. Lengths alone
 show it only where a total falls below ``q_len`` (``lengths``); a caller who says what each request held

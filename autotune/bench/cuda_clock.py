@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MOST_SETS = 16
 LEAST_SETS = 2
 # Reading a pool of this size takes longer than a group must last (0.27 ms at 8 TB/s, as fast as memory gets
-# today): one set is a group by itself.
+# today): one set is a group by itself. Where less is read (short rows, a window) a group is a few replays.
 ONE_SET_BYTES = 2 * 2**30
 # The flush reads this many times the L2 cache: one would leave what its replacement policy protects.
 FLUSH_CACHES = 3

@@ -241,7 +241,9 @@ def test_how_many_sets_of_what_fits() -> None:
     assert device_sets(20 * mib, 60 * mib, 100 * gib) == 7
     assert device_sets(64 * mib, 60 * mib, 100 * gib) == 2
     assert device_sets(gib, 60 * mib, 100 * gib) == 2
+    assert device_sets(2 * gib - 1, 60 * mib, 100 * gib) == 2
     # long enough to be a group by itself
+    assert device_sets(2 * gib, 60 * mib, 100 * gib) == 1
     assert device_sets(17 * gib, 60 * mib, 100 * gib) == 1
     assert device_sets(64 * gib, 60 * mib, 100 * gib) == 1
     with pytest.raises(BenchError, match=r"one KV pool takes 64.0 GiB, 0.0 GiB are free"):

@@ -7,8 +7,8 @@ Runs in children and in guarded memory, as a proof does. On the CPU the routes a
 kernels for. Seeds are the outer loop: where ``--minutes`` ends it early, every route and column has had as
 many, or one more. Prints a row per route and column, then how far the largest error of each check stayed
 below the bound (``checks/oracle.py``; launches that a check judges by a tighter bound of its own, the
-``uniform`` half of ``position_coded``, count against the column's). Exit 1 if a route was accused, 3 if
-nothing could be run.
+``uniform`` half of ``position_coded``, count against the column's), and what a route passes only under (a
+requirement accuses nobody). Exit 1 if a route was accused, 3 if nothing could be run.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -191,7 +191,12 @@ def main() -> int:
         f"\n{launches} launches, {sum(found.passed for found in seen.values())} checks passed in "
         f"{(time.monotonic() - start) / 60.0:.1f} minutes: {len(accused)} accusations, {len(undone)} not run"
     )
-    for line in [*accused, *(f"not run: {line}" for line in undone[:10])]:
+    needs = [
+        f"requires {need}: {subject.route} in {subject.column}"
+        for subject, found in seen.items()
+        for need in sorted(found.requires)
+    ]
+    for line in [*accused, *needs, *(f"not run: {line}" for line in undone[:10])]:
         print(line)
     return 1 if accused else 0
 

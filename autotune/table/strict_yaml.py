@@ -17,7 +17,7 @@ import yaml
 from autotune.table.errors import TableError, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Value: TypeAlias = "str | int | float | bool | list[Value] | dict[str, Value] | None"
 
@@ -29,6 +29,7 @@ _NODES = frozenset((yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStart
 _PLAIN_KEY = re.compile(r"[a-z_][a-z0-9_]*")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}(e[-+][0-9]{1,3})?")
+_ROW = re.compile(r'^( *"[0-9]+": )\[([-+.0-9a-z]+(?:, [-+.0-9a-z]+)*)\]$', re.MULTILINE)
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
 
 
@@ -40,10 +41,25 @@ def parse(text: str) -> Value:
     """
     if (tab := text.find("\t")) >= 0:
         raise TableError(f"line {text.count(chr(10), 0, tab) + 1}", "a tab; indent with spaces")
+    shorter = without_rows(text)
+    if shorter is not None:
+        try:
+            return read(*shorter)
+        except TableError:
+            pass  # read as it stands, it may be sound; if not, the message should quote what stands there
+    return read(text)
+
+
+def read(text: str, rows: Sequence[list[Value]] = ()) -> Value:
+    """The document in ``text``, where the plain scalar ``~3`` stands for ``rows[3]``.
+
+    Raises:
+        TableError: as :func:`parse`; or the rows did not turn up one by one, in order, each where a value is.
+    """
     try:
         loader = _LOADER(text)
         try:
-            return _Reader(loader.get_event).document()
+            return _Reader(loader.get_event, rows).document()
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -53,14 +69,53 @@ def parse(text: str) -> Value:
         raise TableError(place, f"{problem}; export the table again") from error
 
 
+def without_rows(text: str) -> tuple[str, list[list[Value]]] | None:
+    """``text`` with each row of numbers replaced by ``~`` and its index, and the rows; None if it may not be.
+
+    Most of a table are rows such as ``"1024": [1.25, null]``, and YAML takes several times as long for one as
+    this does. A line of that form inside a longer string is replaced too; then its index is missing among the
+    values and :func:`read` says so.
+    """
+    if "~" in text:
+        return None
+    known: dict[str, Value] = {}
+    rows: list[list[Value]] = []
+
+    def set_aside(line: re.Match[str]) -> str:
+        row: list[Value] = []
+        for number in line[2].split(", "):
+            if number not in known:
+                known[number] = plain(number)
+            row.append(known[number])
+        rows.append(row)
+        return f"{line[1]}~{len(rows) - 1}"
+
+    try:
+        return _ROW.sub(set_aside, text), rows
+    except ValueError:
+        return None
+
+
+def plain(text: str) -> Value:
+    """What an unquoted scalar means; raises ``ValueError`` for one that tables do not have."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
+        return number
+    raise ValueError(text)
+
+
 class _Reader:
-    """From events to values. Most of a table is numbers, so the way from an event to one is short."""
+    """From events to values."""
 
-    __slots__ = ("_next", "_plain")
+    __slots__ = ("_next", "_rows", "_used")
 
-    def __init__(self, get_event: Callable[[], yaml.Event]) -> None:
+    def __init__(self, get_event: Callable[[], yaml.Event], rows: Sequence[list[Value]]) -> None:
         self._next = get_event
-        self._plain: dict[str, Value] = dict(_WORDS)  # plain scalars that were read before: ratios recur
+        self._rows = rows
+        self._used = 0
 
     def document(self) -> Value:
         self._next()  # stream start
@@ -70,6 +125,8 @@ class _Reader:
         self._next()  # document end
         if not isinstance(more := self._next(), yaml.StreamEndEvent):
             raise _error(more, "a second document; a table is one document")
+        if self._used != len(self._rows):
+            raise TableError("rows", f"{self._used} of {len(self._rows)} are values")
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
@@ -79,54 +136,42 @@ class _Reader:
         if event.tag is not None:
             raise _error(event, f"a tag {show(event.tag)}; tables have none")
         if kind is yaml.ScalarEvent:
-            return self._scalar(event)
+            return self._scalar(event, depth)
         if depth > MAX_DEPTH:
             raise _error(event, f"nested deeper than {MAX_DEPTH} levels")
         return self._sequence(depth) if kind is yaml.SequenceStartEvent else self._mapping(depth)
 
     def _sequence(self, depth: int) -> list[Value]:
         items: list[Value] = []
-        following, plain = self._next, self._plain
-        while type(event := following()) is not yaml.SequenceEndEvent:
-            if (
-                type(event) is yaml.ScalarEvent
-                and not event.style
-                and event.value in plain
-                and event.anchor is None
-                and event.tag is None
-            ):
-                items.append(plain[event.value])
-            else:
-                items.append(self._value(event, depth + 1))
+        while type(event := self._next()) is not yaml.SequenceEndEvent:
+            items.append(self._value(event, depth + 1))
         return items
 
     def _mapping(self, depth: int) -> dict[str, Value]:
         mapping: dict[str, Value] = {}
-        following = self._next
-        while type(event := following()) is not yaml.MappingEndEvent:
+        while type(event := self._next()) is not yaml.MappingEndEvent:
             key = _key(event)
             if key in mapping:
                 raise _error(event, f"key {show(key)} appears twice; keep one")
-            mapping[key] = self._value(following(), depth + 1)
+            mapping[key] = self._value(self._next(), depth + 1)
         return mapping
 
-    def _scalar(self, event: yaml.ScalarEvent) -> Value:
+    def _scalar(self, event: yaml.ScalarEvent, depth: int) -> Value:
         text: str = event.value
         if event.style in ("'", '"'):
             return text
         if event.style:
             raise _error(event, "a block scalar; use a quoted string")
-        if text in self._plain:
-            return self._plain[text]
-        value: Value
-        if _INTEGER.fullmatch(text):
-            value = int(text)
-        elif _FLOAT.fullmatch(text) and math.isfinite(number := float(text)):
-            value = number
-        else:
-            raise _error(event, f"{show(text)} is not a number, true, false or null; quote strings")
-        self._plain[text] = value
-        return value
+        if text[:1] == "~" and text == f"~{self._used}" and self._used < len(self._rows):
+            if depth > MAX_DEPTH:
+                raise _error(event, f"nested deeper than {MAX_DEPTH} levels")
+            self._used += 1
+            return self._rows[self._used - 1]
+        try:
+            return plain(text)
+        except ValueError:
+            problem = f"{show(text)} is not a number, true, false or null; quote strings"
+            raise _error(event, problem) from None
 
 
 def _key(event: yaml.Event) -> str:

@@ -124,7 +124,7 @@ def _run(
 
     from autotune.cli.context import all_routes, require_context, writable
     from autotune.cli.output import note, stderr
-    from autotune.cli.tables import report
+    from autotune.cli.tables import report, write
     from autotune.hardware.memory import GIB
     from autotune.prebuild.verify import verify
     from autotune.report.progress import ProgressView
@@ -163,7 +163,8 @@ def _run(
             )
         progress = Tuner(run, crew, timer, view, deadline, trials).sweep()
         view.finished()
-        if sanitizer and (said := triage(run, deadline)):
+        # the table of this call stands before what can take minutes; it is written again with what was found
+        if sanitizer and (said := triage(run, deadline, first=lambda: write(run, out))):
             note(said)
         return report(run, progress, out, json)
 

@@ -9,8 +9,17 @@ from autotune.cli.exits import Exit
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from autotune.tuner.publish import Published
     from autotune.tuner.run import OpenedRun
     from autotune.tuner.tuner import Progress
+
+
+def write(run: OpenedRun, out: Path, objective: str | None = None) -> list[tuple[OpenedRun, Published]]:
+    """One table an engine into ``out``; what each run is under its engine, and what was written."""
+    from autotune.tuner.publish import publish
+
+    views = [run.under(judge) for judge in run.judges]
+    return [(view, publish(view, out, objective)) for view in views]
 
 
 def report(run: OpenedRun, progress: Progress, out: Path, json: bool, objective: str | None = None) -> int:
@@ -24,10 +33,8 @@ def report(run: OpenedRun, progress: Progress, out: Path, json: bool, objective:
     """
     from autotune.cli.output import print_json, print_text
     from autotune.report.summary import no_safe_route, summary_json, summary_text
-    from autotune.tuner.publish import publish
 
-    views = [run.under(judge) for judge in run.judges]
-    written = [(view, publish(view, out, objective)) for view in views]
+    written = write(run, out, objective)
     if json:
         found = [summary_json(view, progress, published) for view, published in written]
         print_json(found[0] if len(found) == 1 else found)

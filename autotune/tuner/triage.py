@@ -46,9 +46,17 @@ def waiting(proofs: Iterable[Proof]) -> list[Proof]:
 
 
 def triage(
-    run: OpenedRun, deadline: Deadline, *, tool: Callable[[], Path | None] = find, look: Examine | None = None
+    run: OpenedRun,
+    deadline: Deadline,
+    *,
+    tool: Callable[[], Path | None] = find,
+    look: Examine | None = None,
+    first: Callable[[], object] = lambda: None,
 ) -> str | None:
     """Look at up to ``MOST_LOOKS`` unsafe memory verdicts and store what is found.
+
+    Args:
+        first: called once, before the first look: looks take minutes and can be interrupted.
 
     Returns:
         One line that says what came of it; None where there was nothing to look at, and on the CPU, where
@@ -63,6 +71,7 @@ def triage(
         return f"{_verdicts(len(rows))} not looked at: {NAME} is not installed; {_stands(len(rows))}"
     ends: Counter[Ended] = Counter()
     said = ""
+    first()
     for proof in rows[:MOST_LOOKS]:
         if deadline.left < LEAST_S:
             said = "the budget is spent"

@@ -109,6 +109,27 @@ def test_it_reaches_the_table(tmp_path: Path) -> None:
     ] * 2
 
 
+def test_the_table_is_written_before_the_first_look(tmp_path: Path) -> None:
+    class Interrupted(Looks):
+        def __call__(self, tool: Path, repro: str, timeout_s: float) -> Examined:
+            raise KeyboardInterrupt
+
+    with accused(tmp_path, routes("fast")) as run:
+        written: list[Path] = []
+        with pytest.raises(KeyboardInterrupt):
+            triage(
+                run,
+                Deadline(None),
+                tool=lambda: TOOL,
+                look=Interrupted(FOUND),
+                first=lambda: written.append(publish(run, tmp_path).path),
+            )
+        assert load_table(*written).unsafe
+        # and only where there is something to look at
+        triage(run, Deadline(None), tool=lambda: None, first=lambda: written.append(tmp_path))
+        assert len(written) == 1
+
+
 def test_other_failures_are_not_looked_at(tmp_path: Path) -> None:
     with accused(tmp_path, routes("fast")) as run:
         proof = next(accused_rows(run))

@@ -92,6 +92,10 @@ class Chooser:
             return self._missed(found.why, found.detail)
         return self._deployed(found.answer, found.why, found.detail, decided=True)
 
+    def capture(self, batch_size: int, q_len: int) -> None:
+        """This call is being recorded into a CUDA graph: ``Router.status`` says when it must be again."""
+        self._bound.capture(batch_size, q_len)
+
     def refused(self, detail: str) -> Choice:
         """What a call gets whose metadata break the contract."""
         return self._missed("contract", detail)

@@ -30,7 +30,7 @@ from autotune.engines import context_kernels
 from autotune.engines.choice import Choice, Chooser
 from autotune.engines.environment import Miss, Mode
 from autotune.engines.pool import dtype_name, layout_of
-from autotune.engines.runtime import Runtime, collected
+from autotune.engines.runtime import Runtime, capturing, collected
 from autotune.router import Router
 from autotune.routes.base import Capacity, Step
 from autotune.routes.contract import Buffers, Context, Contract
@@ -169,7 +169,7 @@ def _is_default(value: object, default: object) -> bool:
 
 
 class Hook:
-    """An installed replacement: ``counts`` says what was called and why, ``explain`` what a call would get."""
+    """An installed replacement. ``counts``: what was called and why; ``explain``: what a call would get."""
 
     def __init__(
         self,
@@ -193,6 +193,7 @@ class Hook:
         }
         self._choosers: dict[tuple[Shape, DTypes, int, str], Chooser] = {}
         self._contracts: dict[tuple[Any, ...], Contract] = {}
+        self._digest: str | None = None
         self._scratch = context_kernels.Scratch()
         self._bindings: list[tuple[types.ModuleType, str]] = []
 
@@ -286,6 +287,8 @@ class Hook:
         runtime.note(choice, request.called, request.cell)
         if runtime.mode is not Mode.ROUTE:
             return None
+        if capturing():
+            self._chooser(request).capture(request.step.batch_size, request.step.q_len)
         if choice.route is not None or choice.decided:
             runtime.calling(choice.route or request.called, request.cell)
         return request, choice, column
@@ -334,6 +337,9 @@ class Hook:
         return choice, column
 
     def _chooser(self, request: Request) -> Chooser:
+        if self.runtime.router.digest != self._digest:  # a reloaded table
+            self._digest = self.runtime.router.digest
+            self._choosers.clear()
         key = (request.shape, request.dtypes, request.step.max_seq_len, request.called)
         found = self._choosers.get(key)
         if found is None:

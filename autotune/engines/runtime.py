@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ from autotune.engines.choice import Choice, Chooser, row_ends, share
 from autotune.engines.environment import Miss, Mode, Settings, find_table
 from autotune.engines.log import Once, say, told
 from autotune.router import Router
+from autotune.router.status import INACTIVE
 
 if TYPE_CHECKING:
     from autotune.domain.dtypes import DTypes
@@ -51,7 +53,7 @@ class Runtime:
     @property
     def active(self) -> bool:
         """Whether the table is in use at all."""
-        return self.mode is not Mode.OFF and self.router.status.active
+        return self.mode is not Mode.OFF and self.router.agreed_on != INACTIVE
 
     def chooser(
         self,
@@ -129,6 +131,12 @@ class Runtime:
         return self.captured.saw(error) if self.captured is not None else deadly(error)
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being recorded on this thread's stream."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def deadly(error: BaseException) -> bool:
     """Whether the CUDA context is dead after ``error``."""
     from autotune.engines.suspects import DEADLY
@@ -173,6 +181,7 @@ def _start(settings: Settings, engine: str, attests: Iterable[str]) -> Runtime |
         for suspect in find_suspects(settings.state):
             say(f"{suspect}; see autotune suspects, withdraw with autotune quarantine")
         captured = Captured(settings.state, engine, table=str(path), digest=router.digest or "")
+    router.watch()
     traffic = None
     if settings.traffic is not None:
         from autotune.engines.traffic import Traffic
@@ -201,8 +210,6 @@ def collected(path: Path | str | os.PathLike[str] | None = None) -> Facts:
         found = facts_from(path)
         if found is not None:
             return found
-    import sys
-
     from autotune.hardware import collect
 
     torch = sys.modules.get("torch")

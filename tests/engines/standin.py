@@ -62,6 +62,7 @@ class Library:
         max_q_len: int | None = None,
         cum_seq_lens_q: torch.Tensor | None = None,
         kv_cache_sf: Any = None,
+        skip_softmax_threshold_scale_factor: float | None = None,
         multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self._begin("decode", dict(locals()))

@@ -18,6 +18,7 @@ from autotune.engines.runtime import Runtime
 from autotune.engines.suspects import Captured
 from tests.engines import standin, tables
 from tests.engines.standin import Library, decode_call
+from tests.table.samples import CUDA_FACTS
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_our_own_failures_are_stock(
 def test_inactive_table_changes_nothing(tmp_path: Path, library: Library) -> None:
     path = tables.write(tmp_path / "h200.yaml")
     path.write_bytes(path.read_bytes().replace(b"8", b"9", 1))
-    hook = flashinfer.install(path, facts=tables.CUDA_FACTS, miss=Miss.FALLBACK)
+    hook = flashinfer.install(path, facts=CUDA_FACTS, miss=Miss.FALLBACK)
     assert hook.runtime.router.status.state == "inactive"
     call(**decode_call((200,)))
     assert library.called == ["decode"] and hook.counts == {}

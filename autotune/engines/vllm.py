@@ -1,0 +1,242 @@
+"""The vLLM plugin (entry point ``vllm.general_plugins``): the FlashInfer backend's decode/prefill decision.
+
+``FlashInferMetadataBuilder.build`` splits a batch into decodes and prefills by ``reorder_batch_threshold``,
+and each part then goes to its own kernel family. The hook stands around that method. To take the context
+route for a uniform speculative batch it presents the threshold as 0 for the time of the call, so that vLLM's
+own prefill path (its planning, query dtype, buffers) serves every request; to take the decode route it leaves
+the call alone. Plain decode and mixed batches are never touched.
+
+vLLM makes the metadata of its prefill path anew in each build, at new addresses, and plans on the host: they
+cannot be captured. Where full graphs are captured for decodes, nothing is routed, and the log names the
+setting that would allow it.
+
+vLLM 0.33 packs K and V of a token in one row of its cache, a layout that no table has
+(``domain.shape.KvLayout``): with it the plugin says so and routes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from autotune.domain.cell import Column
+from autotune.domain.dtypes import DTypes
+from autotune.domain.shape import KvLayout, Shape
+from autotune.engines.choice import Choice, Chooser
+from autotune.engines.environment import Mode, Settings, read_settings
+from autotune.engines.log import Once, say, told
+from autotune.engines.pool import dtype_name
+from autotune.engines.runtime import Runtime, start
+
+if TYPE_CHECKING:
+    import types
+
+MODULE = "vllm.v1.attention.backends.flashinfer"
+CLASS = "FlashInferMetadataBuilder"
+RELIED_ON = ("build", "_compute_decode_query_lens", "_get_decode_mask", "get_q_data_type")
+# vLLM's version -> fingerprint of those methods.
+KNOWN = {"0.33.0": "ee58320d90972e43"}
+# Row padding of a replayed graph; eager batches, the only ones routed here, have none.
+PAD_VALUE = 0
+
+FULL_GRAPH = (
+    "decodes are captured in full CUDA graphs, where vLLM's prefill path cannot run; start vLLM with "
+    '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' to have them routed'
+)
+
+PACKED = (
+    "its KV cache is laid out as {layout}, with K and V of a token in one row; tables know K and V of a page "
+    "together, and a proof of one layout says nothing of another"
+)
+
+
+class Plugin:
+    """The hook, and what it knows. The runtime starts at the first speculative batch of this process."""
+
+    def __init__(self, begin: Callable[[], Runtime | None]) -> None:
+        self._begin, self._begun = begin, False
+        self.runtime: Runtime | None = None
+        self._once = Once()
+        self._choosers: dict[tuple[Shape, DTypes, int], Chooser] = {}
+        self._disabled = False
+
+    def build(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around ``build(self, common_prefix_len, common_attn_metadata, fast_build)``."""
+        take = False
+        try:
+            take = not self._disabled and self._take_context(args, kwargs)
+        except Exception as error:
+            self._failed(error, "choosing a route")
+        if not take:
+            return original(*args, **kwargs)
+        builder = args[0]
+        threshold = builder.reorder_batch_threshold
+        try:
+            builder.reorder_batch_threshold = 0
+            return original(*args, **kwargs)
+        except Exception as error:
+            if self.runtime is not None and self.runtime.saw(error):
+                raise
+            self._disabled = True
+            self._failed(error, "vLLM's prefill path")
+        finally:
+            builder.reorder_batch_threshold = threshold
+        return original(*args, **kwargs)
+
+    def _failed(self, error: BaseException, where: str) -> None:
+        self._once(where, f"vllm: {where}: {told(error)}; vLLM's own path is taken")
+
+    def _take_context(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        builder = args[0]
+        common = args[2] if len(args) > 2 else kwargs["common_attn_metadata"]
+        size, q_len = int(common.num_reqs), int(common.max_query_len)
+        if not (
+            1 < q_len <= builder.reorder_batch_threshold
+            and size > 0
+            and int(common.num_actual_tokens) == size * q_len
+            and common.causal
+        ):
+            return False
+        if not self._begun:
+            self._begun = True
+            self.runtime = self._begin()
+        runtime = self.runtime
+        if runtime is None or not runtime.active or builder.use_dcp or builder.is_kvcache_nvfp4:
+            return False
+        longest = int(common.max_seq_len)
+        if runtime.traffic is not None:
+            runtime.traffic.count(size, q_len, longest)
+        found = self._choose(builder, size, q_len, longest)
+        if found is None:
+            return False
+        choice, stock, column = found
+        if choice.moved and builder.enable_cuda_graph:
+            choice = Choice(None, "not_deployable_here", FULL_GRAPH, decided=False)
+        if choice.moved and (why := broken(column, common)):
+            choice = Choice(None, "contract", why, decided=False)
+        runtime.note(choice, stock, str(column))
+        if not choice.moved or runtime.mode is not Mode.ROUTE:
+            return False
+        runtime.calling(choice.route or stock, str(column))
+        return True
+
+    def _choose(self, builder: Any, size: int, q_len: int, longest: int) -> tuple[Choice, str, Column] | None:
+        runtime = self.runtime
+        q = dtype_name(builder.model_config.dtype)
+        kv = dtype_name(builder.kv_cache_dtype)
+        if runtime is None or q is None or kv is None:
+            return None
+        layout = str(getattr(builder.kv_cache_layout, "name", builder.kv_cache_layout)).lower()
+        if layout not in ("nhd", "hnd"):
+            self._once("layout", f"vllm: nothing is routed: {PACKED.format(layout=layout.upper())}")
+            return None
+        kernel = builder.flashinfer_trtllm_api_decode_kernel
+        stock = {"xqa": "xqa-decode", "trtllm_gen": "trtllm-gen-decode"}.get(
+            str(getattr(kernel, "name", "")).lower(), "fa2-decode"
+        )
+        shape = Shape(
+            builder.num_qo_heads,
+            builder.num_kv_heads,
+            builder.head_dim,
+            builder.page_size,
+            kv_layout=KvLayout(f"interleaved-{layout}").value,
+            window_left=int(builder.window_left),
+            sinks=bool(builder.has_sinks),
+            soft_cap=float(builder.logits_soft_cap or 0.0),
+        )
+        dtypes, context = DTypes(q, kv, q), int(builder.model_config.max_model_len)
+        chooser = self._choosers.get((shape, dtypes, context))
+        if chooser is None:
+            # What vLLM's own prefill path calls here: fa2, and on SM100 what its own rule picks.
+            routes = {"fa2", "trtllm-gen-context"} if stock == "trtllm-gen-decode" else {"fa2"}
+            chooser = self._choosers[shape, dtypes, context] = runtime.chooser(
+                shape,
+                dtypes,
+                max_context=context,
+                stock=stock,
+                fallback="trtllm-gen-context" if stock == "trtllm-gen-decode" else "fa2",
+                deployable=frozenset(routes),
+                q_lens=(q_len,),
+            )
+        column = Column(shape, dtypes, q_len, size, context, pad_value=PAD_VALUE)
+        return chooser.choose(size, q_len, longest), stock, column
+
+
+def broken(column: Column, common: Any) -> str | None:
+    """The rules that can be asked before vLLM has made a call of it: the operands are not there yet."""
+    lens, table = common.seq_lens, common.block_table_tensor
+    if tuple(lens.shape) != (column.batch_size,) or str(lens.dtype) != "torch.int32":
+        return f"seq_lens is {tuple(lens.shape)} {lens.dtype}; {column.batch_size} int32 lengths are needed"
+    if table.dim() != 2 or table.shape[0] != column.batch_size or str(table.dtype) != "torch.int32":
+        return f"the block table is {tuple(table.shape)} {table.dtype}; {column.batch_size} rows are needed"
+    covered = int(table.shape[1]) * column.shape.page_size
+    if covered < int(common.max_seq_len):
+        return f"the block table covers {covered} tokens; the longest request has {common.max_seq_len}"
+    if int(common.max_seq_len) < column.q_len:
+        return f"the longest request has {common.max_seq_len} tokens, fewer than q_len {column.q_len}"
+    return None
+
+
+def register(settings: Settings | None = None) -> Plugin | None:
+    """The entry point: vLLM calls it in every process, and may do so again. Never raises.
+
+    Returns:
+        The plugin whose hook was put in place; None where there is nothing to do.
+    """
+    try:
+        return _register(read_settings() if settings is None else settings)
+    except Exception as error:
+        say(f"vllm: off: {told(error)}")
+        return None
+
+
+def _register(settings: Settings) -> Plugin | None:
+    if settings.problem:
+        say(f"vllm: {settings.problem}")
+        return None
+    if settings.mode is Mode.OFF or settings.table is None:
+        return None
+    import importlib
+
+    module = importlib.import_module(MODULE)
+    cls = getattr(module, CLASS)
+    if getattr(cls.build, "__autotune__", None) is not None:
+        return None
+    why = unfamiliar(module)
+
+    def begin() -> Runtime | None:
+        runtime = start(settings, "vllm")
+        if runtime is not None and runtime.mode is Mode.ROUTE and why:
+            say(f"vllm: {why}; observing only")
+            runtime.mode = Mode.OBSERVE
+        return runtime
+
+    plugin = Plugin(begin)
+    hook(cls, plugin)
+    return plugin
+
+
+def hook(cls: type, plugin: Plugin) -> None:
+    """Put ``plugin`` around ``cls.build``; vLLM has no registry for it."""
+    original = vars(cls)["build"]
+
+    @wraps(original)
+    def build(*args: Any, **kwargs: Any) -> Any:
+        return plugin.build(original, *args, **kwargs)
+
+    build.__autotune__ = plugin  # type: ignore[attr-defined]
+    cls.build = build  # type: ignore[attr-defined]
+
+
+def unfamiliar(module: types.ModuleType) -> str | None:
+    """Why this vLLM's builder is not the one that the hook was written against; None if it is."""
+    from autotune.engines.outline import of_class
+
+    try:
+        found = of_class(getattr(module, CLASS), RELIED_ON)
+    except (ValueError, OSError, AttributeError) as error:
+        return f"{MODULE}.{CLASS} cannot be read ({told(error)})"
+    if found in KNOWN.values():
+        return None
+    return f"{CLASS} reads otherwise ({found}) than in vLLM {', '.join(KNOWN)}, which was read"

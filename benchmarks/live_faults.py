@@ -18,6 +18,7 @@ them wrong states a limit. On the CPU the torch routes stand in. Exit 0 if every
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -46,8 +47,10 @@ from autotune.routes.planted_live import MISTAKES, dirty, name_of
 from autotune.routes.planted_xqa import COLUMN
 from autotune.sanitizer.examine import MEMORY, examine
 from autotune.sanitizer.tool import find
+from autotune.tuner.crew import Crew, Task
+from autotune.tuner.deadline import Deadline
 from autotune.tuner.prover import repro_command
-from autotune.worker.jobs import ProveJob, child_route, prove
+from autotune.worker.jobs import ProveJob, child_route
 from autotune.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
 SEED = 20261129
 KV_LENS = (64, 300)
 STEP_TIMEOUT_S = 30.0
+# A child that dies is replaced, which takes seconds: others go on meanwhile.
+PROVERS = {"cpu": 1, "cuda": 4}
 CPU_COLUMN = Column(Shape(4, 2, 64, 16), PROFILES["bf16"], q_len=4, batch_size=4, max_context=512)
 MOST_DETAIL = 150
 # Outcomes: a verdict's word, with a failure's kind behind it where there is one.
@@ -114,8 +119,8 @@ def _cuda_cases() -> tuple[Case, ...]:
     xqa, fmha = "xqa-decode", "fmha-v2"
     return (
         Case("extreme-logits", xqa, "extreme_logits", ("limit",), True),
-        *(Case("extreme-logits", route, "extreme_logits", ("limit",), True) for route in FA),
-        Case("extreme-logits", fmha, "extreme_logits", SAFE_OR_LIMIT),
+        # fa2 took -5e4 for minus infinity up to 0.6.18, and takes IEEE's in 0.7.2 (math.cuh)
+        *(Case("extreme-logits", route, "extreme_logits", SAFE_OR_LIMIT) for route in (fmha, *FA)),
         Case("old-lengths", xqa, "reference", WRONG, True),
         *(Case("old-lengths", route, "reference") for route in (fmha, *FA)),
         Case("strided-query", xqa, "strides", WRONG, True),
@@ -335,21 +340,24 @@ def absent(route: Route, column: Column, facts: Facts) -> str | None:
     return route.supports(column, facts) or (available(column, facts) if callable(available) else None)
 
 
-def look(case: Case, column: Column, facts: Facts, worker: Worker, tool: Path | None) -> Seen:
-    """Make the mistake and say what came of it.
-
-    Raises:
-        WorkerError: no child can be had.
-    """
+def unlaunched(case: Case, column: Column, facts: Facts) -> Seen | None:
+    """What is known without a launch: the contract's cases, and what is not here; None for what is to run."""
     contract, message = refusal(case, column)
-    if not case.check:  # for the contract alone
+    if not case.check:
         return Seen(case, "refused" if contract else "not refused", message, contract)
     if reason := absent(child_route(case.name), replace(column, pad_value=case.pad_value), facts):
         return Seen(case, NOT_HERE, reason, contract)
-    job = job_of(case, column, facts)
-    row = prove(worker, job, step_timeout_s=STEP_TIMEOUT_S)
+    return None
+
+
+def seen_of(case: Case, row: CheckResult, job: ProveJob, column: Column, tool: Path | None) -> Seen:
+    """What came of a launch; a memory fault is looked at again with ``tool``, if there is one."""
     seen = Seen(
-        case, outcome_of(row), "; ".join(row.limits) or row.detail, contract, repro=repro_command(job)
+        case,
+        outcome_of(row),
+        "; ".join(row.limits) or row.detail,
+        refusal(case, column)[0],
+        repro=repro_command(job),
     )
     if tool is not None and row.kind in MEMORY:
         seen.sanitizer = examine(tool, seen.repro).note
@@ -374,19 +382,44 @@ def chosen(device: str, only: str | None, names: str | None) -> list[Case]:
     return cases
 
 
-def run(cases: Sequence[Case], facts: Facts, seconds: float, tool: Path | None) -> list[Seen]:
-    """Every case, printed as it comes; those that do not begin within ``seconds`` are ``not run``."""
-    column = COLUMNS[facts.device]
+def run(
+    cases: Sequence[Case], facts: Facts, *, seconds: float, provers: int, tool: Path | None
+) -> list[Seen]:
+    """Every case, printed as it is known; those that do not begin within ``seconds`` are ``not run``.
+
+    Raises:
+        WorkerError: no child can be had.
+    """
+    column, deadline = COLUMNS[facts.device], Deadline(seconds)
+    found: list[Seen] = []
+
+    def show(seen: Seen) -> None:
+        print(seen.line(), flush=True)
+        found.append(seen)
+
     print("| fault | route | how it was made | expected | seen | as expected | contract | detail |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    found = []
-    start = time.monotonic()
-    with Worker(facts.device) as worker:
-        for case in cases:
-            late = time.monotonic() - start > seconds
-            seen = Seen(case, NOT_RUN) if late else look(case, column, facts, worker, tool)
-            print(seen.line(), flush=True)
-            found.append(seen)
+    waiting: dict[int, tuple[Case, Task]] = {}
+    for case in cases:
+        if early := unlaunched(case, column, facts):
+            show(early)
+            continue
+        job = job_of(case, column, facts)
+        asked = Column.from_dict(job.column)
+        task = Task(child_route(case.name), asked, ((asked, job),))
+        waiting[id(task)] = (case, task)
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker(facts.device, step_timeout_s=STEP_TIMEOUT_S)) for _ in range(provers)
+        ]
+        tasks = [task for _, task in waiting.values()]
+        rows = Crew(workers).run(tasks, lambda: deadline.passed)
+        with contextlib.closing(rows):
+            for row in rows:
+                case, _ = waiting.pop(id(row.task))
+                show(seen_of(case, row.result, row.job, column, tool))
+    for case, _ in waiting.values():
+        show(Seen(case, NOT_RUN))
     return found
 
 
@@ -397,6 +430,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="FAULT,...", help="only these")
     parser.add_argument("--routes", metavar="NAME,...", help="only these")
     parser.add_argument("--seconds", type=float, default=600.0, help="no case begins after them")
+    parser.add_argument("--provers", type=int, help="children at once (cpu: 1, GPU: 4)")
     parser.add_argument(
         "--sanitizer", action="store_true", help="GPU: memory faults under compute-sanitizer too"
     )
@@ -413,7 +447,8 @@ def main(given: Sequence[str] | None = None) -> int:
         print(f"live_faults: {error}", file=sys.stderr)
         return 2
     start = time.monotonic()
-    found = run(cases, facts, options.seconds, tool)
+    provers = options.provers or PROVERS[facts.device]
+    found = run(cases, facts, seconds=options.seconds, provers=provers, tool=tool)
     if options.json:
         options.json.write_text(json.dumps([seen.to_dict() for seen in found], indent=1) + "\n")
     counts = Counter(seen.outcome for seen in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,6 @@ from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, Unpro
 from autotune.routes import registry as routes
 from autotune.routes.planted_live import MISTAKES, PlantedLive
 from autotune.tuner.prover import repro_command
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from benchmarks.live_faults import AS_IT_IS, CASES, COLUMNS, Case, Seen, job_of, main, outcome_of, refusal
 
 H200 = Facts("cuda", {"compute_capability": "9.0"}, {"flashinfer": "0.7.2"})
@@ -100,10 +96,10 @@ def test_rows_of_real_routes_and_of_the_contract(tmp_path: Path, capsys: pytest.
     flags = ["--device", "cpu", "--only", "pad-with-0,batch-above-65535,dirty-semaphores"]
     assert main([*flags, "--routes", "torch-splitkv,xqa-decode", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())
-    assert [(row["case"]["route"], row["outcome"], row["good"]) for row in rows] == [
-        ("torch-splitkv", "safe", True),
-        ("xqa-decode", "refused", True),
-        ("xqa-decode", "refused", True),
+    assert sorted((row["case"]["fault"], row["outcome"], row["good"]) for row in rows) == [
+        ("batch-above-65535", "refused", True),
+        ("dirty-semaphores", "refused", True),
+        ("pad-with-0", "safe", True),
     ]
     said = capsys.readouterr().out
     assert "3 of 3 cases ran" in said and "0 not as expected: 2 refused, 1 safe" in said

@@ -21,6 +21,8 @@ S * sqrt(5) * u(s)    logits rounded to s: delta_i = |logit_i| u(s), and a stand
                       kernel that does not say otherwise
 S * u(o)              partial outputs of a KV split stored in o; fp32 unless said otherwise
 S * 0.3 L * u(q')     the query is quantised to q' where the kernel does that: see below
+S * 0.3 L * u(c)      K is rounded to c where the kernel does that, element by element like a query
+S * u(c)              V is rounded to c there
 S * L * a * u(fp32)   accumulation in fp32, a = sqrt(head_dim) for a logit + 2 sqrt(n) for the n-term sums
                       of weights and outputs + 16 for exp (two ulp, and the rounding of an argument up to 12)
 ====================  =======================================================================================
@@ -257,8 +259,10 @@ def bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
     query = 0.0
     if arithmetic.query is not None and roundoff(arithmetic.query) > roundoff(column.dtypes.q):
         query = QUERY_SPREAD * LIKELY * roundoff(arithmetic.query)
+    cache = 0.0 if arithmetic.cache is None else roundoff(arithmetic.cache)
     inner = (
-        math.hypot(weights_roundoff(column, arithmetic), query)
+        math.hypot(weights_roundoff(column, arithmetic), query, QUERY_SPREAD * LIKELY * cache)
+        + cache
         + math.sqrt(5) * roundoff(arithmetic.logits)
         + roundoff(arithmetic.partials)
         + LIKELY * accumulation * roundoff("fp32")
@@ -270,7 +274,7 @@ def mean_bound(column: Column, arithmetic: Arithmetic | None = None) -> float:
     """Largest error where all visible weights are equal (the ``uniform`` half of ``position_coded``).
 
     Logits are all zero, so neither they nor exp err, and a rounding of the common weight scales the whole
-    output: u(out) + u(p) + u(o) + L 2 sqrt(n) u(fp32).
+    output: u(out) + u(p) + u(o) + L 2 sqrt(n) u(fp32). The codes in V are exact in every type.
     """
     arithmetic = arithmetic or Arithmetic()
     return (

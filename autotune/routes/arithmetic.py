@@ -20,9 +20,12 @@ class Arithmetic:
         partials: per-split outputs before they are merged.
         query: the query as it feeds the first product; None: the query's own type. ``e4m3`` where the
             route or its kernel quantises it.
+        cache: what K and V are rounded to on their way into the products; None: they are used as stored, or
+            widened exactly. ``e4m3`` where an nvfp4 code times its block's scale must fit into one.
     """
 
     logits: str = "fp32"
     weights: str | None = None
     partials: str = "fp32"
     query: str | None = None
+    cache: str | None = None

@@ -254,3 +254,32 @@ def test_the_bound_of_a_quantised_query_and_weights_holds(kv_len: int) -> None:
     bound = oracle.bound(column, Arithmetic(query="e4m3", weights="e4m3"))
     plain = oracle.bound(column)
     assert 3 * plain < found < bound
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_cache_that_is_rounded_on_its_way_stays_inside_its_bound(head_dim: int) -> None:
+    column = Column(Shape(4, 2, head_dim, 16), PROFILES["nvfp4"], 3, 3, 256)
+    plain = Arithmetic()
+    rounded = Arithmetic(cache="e4m3")
+    assert oracle.bound(column, rounded) > 2 * oracle.bound(column, plain)
+    worst = 0.0
+    with PlainArena() as arena:
+        for seed in range(4):
+            operands = build(arena, column, Recipe((1, 60, 250), seed=seed), "cpu")
+            ref = oracle.reference(operands)
+            k, v = operands.caches
+            for request, kv_len in enumerate((1, 60, 250)):
+                ids = torch.tensor(operands.pages[request])
+                keys, values = (
+                    cache.pages(ids, torch.float64).flatten(0, 1)[:kv_len].to(torch.float8_e4m3fn).double()
+                    for cache in (k, v)
+                )
+                for i in range(3):
+                    _, end = oracle.visible(kv_len, 3, i, -1)
+                    for head in range(4):
+                        row = request * 3 + i
+                        logits = keys[:end, head // 2] @ operands.step.q[row, head].double()
+                        out = torch.softmax(logits * operands.step.sm_scale, dim=0) @ values[:end, head // 2]
+                        error = float((out - ref[row, head]).norm() / ref[row, head].norm())
+                        worst = max(worst, error)
+    assert oracle.bound(column, plain) < worst < oracle.bound(column, rounded)

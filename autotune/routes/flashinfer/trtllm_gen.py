@@ -191,10 +191,12 @@ class _Base(Installed):
         """See ``Arithmetic``."""
         if query_dtype(column) != limits.E4M3:
             return Arithmetic()
-        if column.dtypes.kv == limits.NVFP4 and column.dtypes.out != limits.E4M3:
-            # the kernel's output is e4m3 and is widened afterwards: a rounding like that of a partial
-            return replace(limits.FP8_ARITHMETIC, partials=limits.E4M3)
-        return limits.FP8_ARITHMETIC
+        if column.dtypes.kv != limits.NVFP4:
+            return limits.FP8_ARITHMETIC
+        # Both products take e4m3, which does not hold every code times its block's scale. A 16-bit output is
+        # an e4m3 one widened afterwards: a rounding like that of a partial.
+        narrow = limits.E4M3 if column.dtypes.out != limits.E4M3 else "fp32"
+        return replace(limits.FP8_ARITHMETIC, cache=limits.E4M3, partials=narrow)
 
     def supports(self, column: Column, facts: Facts) -> str | None:
         """See ``Route.supports``."""

@@ -3,16 +3,16 @@
 Prints nanoseconds a call, the least of many short repeats taken in turn, so that a busy moment hits all rows:
 
 * ``floor``: a function that does one hit in a dictionary keyed by a tuple, the least any router can do;
-* ``bound``: ``Bound.route`` on a captured size, with and without a KV length, inside an interval, and a miss;
+* ``bound``: ``Bound.route`` on a captured size with and without a KV length, inside an interval, and a miss;
 * ``nearest key``: the nearest of a configuration's keys, as the fused-MoE kernels of serving engines choose;
-* ``FlashInfer``: a hit in ``AutoTuner.search_cache`` of the package in DIR: one tensor, one runner, on the CPU;
+* ``FlashInfer``: a hit in ``AutoTuner.search_cache`` of the package in DIR; one tensor, one runner, no GPU;
 * ``unbound``: ``Router.bind`` followed by ``route``, which no caller should do per step;
 * ``poll``: ``Router.poll`` when it is too early to look at the file, and one that looks;
 
 then the time to load tables, the memory that a million look-ups leave behind, and with ``--full`` the answers
-of 8 threads during 1,000 reloads. Times are CPU time of the process: on a shared machine a wall clock measures
-the neighbours. The tables are synthetic (random letters over the real builder); only their size matters here,
-and they are never written to ``tuned_configs/``.
+of 8 threads during 1,000 reloads. Times are CPU time of the process: on a shared machine a wall clock
+measures the neighbours. The tables are synthetic (random letters over the real builder); only their size
+matters here, and they are never written to ``tuned_configs/``.
 """
 
 from __future__ import annotations
@@ -199,13 +199,15 @@ def left_behind(bound: Bound, calls: int = 1_000_000) -> tuple[int, int]:
 def reloads(folder: Path, times: int, threads: int = 8) -> dict[str, int]:
     """Look-ups by ``threads`` threads while the table's file is replaced ``times`` times.
 
-    The two tables have rows that end elsewhere and letters that answer the opposite beside each end: a look-up
-    that took its rows from one table and its letters from the other would answer what neither says.
+    The two tables have rows that end elsewhere and letters that answer the opposite beside each end. With
+    rows from one table and letters from the other, a look-up would answer what neither says.
     """
     path = folder / "reloaded.yaml"
     tables = [table_of(_striped(even)) for even in (True, False)]
     images = [dump_table(table) for table in tables]
-    queries = [(size, 4, kv) for size in SIZES for kv in (4, 600, 1400, 2500, 5000, 100_000)]
+    queries: list[tuple[int, int, int | None]] = [
+        (size, 4, kv) for size in SIZES for kv in (4, 600, 1400, 2500, 5000, 100_000)
+    ]
     queries += [(size, 4, None) for size in SIZES]
     valid = []
     for image in images:

@@ -35,7 +35,20 @@ EXITS = {
 
 def build_app() -> typer.Typer:
     """The Typer application with every command."""
-    from autotune.cli import doctor, explain, export, plan, prebuild, prove, run, selftest, show
+    from autotune.cli import (
+        doctor,
+        explain,
+        export,
+        plan,
+        prebuild,
+        prove,
+        quarantine,
+        run,
+        selftest,
+        show,
+        sign,
+        suspects,
+    )
 
     app = typer.Typer(
         name="autotune",
@@ -45,7 +58,8 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_options)
-    for module in (run, plan, doctor, selftest, prove, prebuild, export, show, explain):
+    tables = (export, show, explain, quarantine, suspects, sign)
+    for module in (run, plan, doctor, selftest, prove, prebuild, *tables):
         app.command(module.__name__.rsplit(".", 1)[-1])(module.command)
     return app
 

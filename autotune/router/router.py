@@ -38,6 +38,7 @@ class Router:
         "_bounds",
         "_facts",
         "_fallback",
+        "_generation",
         "_lock",
         "_log",
         "_mark",
@@ -60,6 +61,7 @@ class Router:
         self._polled = monotonic()
         self._refused = ""
         self._suspended = ""
+        self._generation = 0
         self._log = MissLog()
         # Taken by bind, poll and capture, never by a look-up. Re-entrant: log handlers are foreign code.
         self._lock = RLock()
@@ -119,6 +121,11 @@ class Router:
         """
         status = self._state.status
         return status.digest if status.active and status.digest else INACTIVE
+
+    @property
+    def generation(self) -> int:
+        """Counts the times that answers may have changed: for callers that keep some. One attribute read."""
+        return self._generation
 
     @property
     def table(self) -> RoutingTable | None:
@@ -254,6 +261,7 @@ class Router:
         plans = [(bound, self._plan(bound._binding)) for bound in list(self._bounds)]
         for bound, plan in plans:
             bound._plan = plan
+        self._generation += 1
 
     def _plan(self, binding: Binding | str) -> Plan:
         if self._suspended:

@@ -125,6 +125,16 @@ def write_table(table: RoutingTable, path: str | os.PathLike[str]) -> str:
         TableWriteError: no such folder, no permission, a full disk, or ``path`` is not a regular file.
     """
     data = dump_table(table)
+    write_bytes(data, path)
+    return data[-74:-2].decode().removeprefix('"')
+
+
+def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
+    """Replace a table's file, or its signature's, as :func:`write_table` does.
+
+    Raises:
+        TableWriteError: as there.
+    """
     try:
         target = Path(os.path.realpath(path))
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
@@ -137,7 +147,6 @@ def write_table(table: RoutingTable, path: str | os.PathLike[str]) -> str:
         raise TableWriteError(
             f"{path}: cannot write the table: {reason}; check the folder, its permissions and free space"
         ) from error
-    return data[-74:-2].decode().removeprefix('"')
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -9,6 +9,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from autotune.domain.dtypes import DTypes
+from autotune.domain.shape import Shape
 from autotune.router.binding import Binding, DTypesLike, ShapeLike, line_of
 from autotune.router.bound import Bound
 from autotune.router.explanation import Explanation, Why
@@ -289,7 +291,7 @@ class Router:
                     found.append(
                         Recapture(shape, dtypes, size, q_len, longest, captured, now.answer, now.why)
                     )
-        return tuple(sorted(found, key=lambda each: (each.shape, each.dtypes, each.q_len, each.batch_size)))
+        return tuple(sorted(found, key=_order))
 
     def _missed(self, found: Explanation) -> None:
         self._log(found)
@@ -301,6 +303,10 @@ class Router:
     def _unpin(self, bound: Bound) -> None:
         with self._lock:
             self._pinned.discard(bound)
+
+
+def _order(each: Recapture) -> tuple[Shape, DTypes, int, int, int]:
+    return each.shape, each.dtypes, each.q_len, each.batch_size, each.max_kv_len or 0
 
 
 def _mark(path: object) -> FileMark:

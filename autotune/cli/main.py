@@ -30,12 +30,14 @@ EXITS = {
     "autotune.worker.base.WorkerError": Exit.FAILED,
     "autotune.prebuild.errors.PrebuildError": Exit.FAILED,
     "autotune.arena.base.ArenaError": Exit.FAILED,
+    "autotune.engines.ab.errors.ServerError": Exit.FAILED,
 }
 
 
 def build_app() -> typer.Typer:
     """The Typer application with every command."""
     from autotune.cli import (
+        ab,
         doctor,
         explain,
         export,
@@ -59,7 +61,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     tables = (export, show, explain, quarantine, suspects, sign)
-    for module in (run, plan, doctor, selftest, prove, prebuild, *tables):
+    for module in (run, plan, doctor, selftest, prove, prebuild, *tables, ab):
         app.command(module.__name__.rsplit(".", 1)[-1])(module.command)
     return app
 

@@ -32,6 +32,10 @@ class Scratch:
     def __init__(self) -> None:
         self._made: dict[torch.device, torch.Tensor] = {}
 
+    def give(self, workspace: torch.Tensor) -> None:
+        """Use the caller's, uint8 and of nobody else's, on its device."""
+        self._made[workspace.device] = workspace
+
     def on(self, device: torch.device) -> torch.Tensor:
         """uint8, uninitialised: neither kernel needs zeros in it."""
         found = self._made.get(device)

@@ -194,7 +194,7 @@ class Hook:
         self._choosers: dict[tuple[Shape, DTypes, int, str], Chooser] = {}
         self._contracts: dict[tuple[Any, ...], Contract] = {}
         self._digest: str | None = None
-        self._scratch = context_kernels.Scratch()
+        self.scratch = context_kernels.Scratch()
         self._bindings: list[tuple[types.ModuleType, str]] = []
 
     @property
@@ -223,7 +223,7 @@ class Hook:
             if out is None:
                 rows = (request.step.q.shape[0], request.shape.num_qo_heads, request.shape.head_dim_vo)
                 out = request.step.q.new_empty(rows, dtype=request.out_dtype)
-            return context_kernels.run(route, request.step, column, self._scratch, out)
+            return context_kernels.run(route, request.step, column, self.scratch, out)
         except Exception as error:
             if self.runtime.saw(error):
                 raise

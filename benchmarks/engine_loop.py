@@ -1,0 +1,417 @@
+"""A decode loop of an engine through ``autotune.engines.flashinfer.install``: right, safe, and how fast.
+
+    python benchmarks/engine_loop.py --table tuned_configs/nvidia-h200.sglang.yaml [--seconds 300] [--json
+    FILE]
+
+15 attention layers make a step; a step of each captured batch size is one CUDA graph. The loop replays them
+with random lengths inside the table's rows, shuffled pages, garbage past the live ones, and sometimes a
+smaller live batch whose rest is padded as the engine pads. All operands lie in guarded memory, K and V as the
+halves of one allocation. Every few replays the outputs of one layer are compared with attention in fp32 over
+the same pool. A fault of a kernel ends the run with exit 1 and names the step.
+
+Then the time per step: ``install`` against stock (the library's own call), always-fallback and always-decode,
+each captured, replayed in random order in one run.
+
+``--device cpu`` is a dry run of this file: no graph, plain Python, a stand-in for FlashInfer that computes in
+fp32, the table's own facts taken for this machine's. Its times mean nothing.
+"""
+
+# ruff: noqa: T201 - what it prints is its result
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.arena.factory import open_arena
+from autotune.checks.oracle import bound
+from autotune.domain.cell import Column
+from autotune.engines import flashinfer
+from autotune.engines.choice import Choice
+from autotune.engines.context_kernels import DEPLOYABLE
+from autotune.engines.flashinfer import Hook
+from autotune.engines.runtime import Runtime, collected
+from autotune.router import Router
+from autotune.routes.flashinfer.layout import hnd
+from autotune.routes.flashinfer.masks import fill_causal_mask
+from autotune.table.model import Entry
+
+MODES = ("install", "stock", "always-fallback", "always-decode")
+WORKSPACE_BYTES = 512 << 20
+ALIGN = 16
+REPLAYS = 5  # of a graph, in a timed round
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says."""
+
+    device: str
+    layers: int
+    batches: tuple[int, ...]
+    max_kv: int
+    seconds: float
+    rounds: int
+    verify_every: int
+    guarded: bool
+    seed: int
+
+
+class Forced:
+    """A chooser that knows one answer: to time it."""
+
+    def __init__(self, route: str | None) -> None:
+        self._choice = Choice(route, "forced", "by the benchmark", decided=True)
+
+    def choose(self, *_: object) -> Choice:
+        return self._choice
+
+    def refused(self, detail: str) -> Choice:
+        raise RuntimeError(f"the benchmark's own metadata break the contract: {detail}")
+
+    def capture(self, *_: object) -> None:
+        return
+
+
+class Engine:
+    """Operands of one layer kind, in one arena; lengths and pages are written in place."""
+
+    def __init__(self, entry: Entry, settings: Settings, allocate: Callable[..., torch.Tensor]) -> None:
+        shape, self.entry, self.settings = entry.shape, entry, settings
+        self.page, self.q_len = shape.page_size, entry.q_len
+        most = max(settings.batches)
+        self.width = -(-entry.max_context // self.page)
+        self.pages_each = -(-settings.max_kv // self.page)
+        # one page of the pool belongs to no request: rows that pad a batch point to it, as an engine's do
+        pages = most * self.pages_each + 1
+        self.chance = random.Random(settings.seed)
+        generator = torch.Generator(settings.device).manual_seed(settings.seed)
+        self.pools = []
+        for layer in range(settings.layers):
+            pool = allocate(
+                f"kv{layer}", (2, pages, self.page, shape.num_kv_heads, shape.head_dim), torch.bfloat16
+            )
+            pool.normal_(generator=generator)
+            self.pools.append(pool)
+        rows = most * self.q_len
+        heads = (rows, shape.num_qo_heads, shape.head_dim)
+        self.query = allocate("q", heads, torch.bfloat16)
+        self.outs = [allocate(f"out{layer}", heads, torch.bfloat16) for layer in range(settings.layers)]
+        # one table and one set of lengths for each captured size: a graph reads its own, as wide as its batch
+        self.tables = {
+            size: allocate(f"table{size}", (size, self.width), torch.int32) for size in settings.batches
+        }
+        self.lens = {size: allocate(f"lens{size}", (size,), torch.int32) for size in settings.batches}
+        self.masks = {}
+        for size in settings.batches:
+            mask = allocate(f"mask{size}", (size, self.q_len, 2 * -(-self.q_len // 32)), torch.uint16)
+            fill_causal_mask(mask)
+            self.masks[size] = mask
+        self.workspace = allocate("workspace", (_workspace(settings.device),), torch.uint8)
+        self.workspace[: min(8 << 20, self.workspace.numel())].zero_()
+        # the context kernels' own: XQA's semaphores are in the other
+        self.scratch = allocate("scratch", (_workspace(settings.device),), torch.uint8)
+        self.owned: dict[int, list[list[int]]] = {}
+        self.live: dict[int, list[int]] = {}
+        for size in settings.batches:
+            self.renew(size)
+
+    def renew(self, size: int) -> None:
+        """Other lengths, pages, queries; one time in four a smaller live batch."""
+        chance, pages = self.chance, list(range(1, self.pools[0].shape[1]))
+        chance.shuffle(pages)
+        live = size if chance.random() < 0.75 else chance.randint(1, size)
+        lens, table = [], torch.full((size, self.width), chance.choice((-1, 2**31 - 1, 0)), dtype=torch.int32)
+        self.owned[size] = []
+        for row in range(size):
+            padded = row >= live
+            kv_len = 1 if padded else chance.randint(self.q_len, self.settings.max_kv)
+            count = -(-kv_len // self.page)
+            own = [0] if padded else [pages.pop() for _ in range(count)]
+            table[row, :count] = torch.tensor(own, dtype=torch.int32)
+            lens.append(kv_len)
+            self.owned[size].append(own)
+        self.live[size] = lens[:live]
+        self.tables[size].copy_(table)
+        self.lens[size].copy_(torch.tensor(lens, dtype=torch.int32))
+        self.query.normal_()
+
+    def step(self, size: int) -> None:
+        """All layers of one step, by whatever stands in FlashInfer now."""
+        module: Any = sys.modules[flashinfer.MODULE]
+        rows = size * self.q_len
+        for layer, pool in enumerate(self.pools):
+            module.trtllm_batch_decode_with_kv_cache(
+                query=self.query[:rows],
+                kv_cache=(hnd(pool[0]), hnd(pool[1])),
+                workspace_buffer=self.workspace,
+                block_tables=self.tables[size],
+                seq_lens=self.lens[size],
+                max_seq_len=self.entry.max_context,
+                bmm1_scale=self.entry.shape.head_dim**-0.5,
+                bmm2_scale=1.0,
+                window_left=-1,
+                out=self.outs[layer][:rows],
+                q_len_per_req=self.q_len,
+                mask=self.masks[size] if self.q_len > 1 else None,
+            )
+
+    def poison(self) -> None:
+        """NaN wherever a step has to write."""
+        for out in self.outs:
+            out.fill_(float("nan"))
+
+    def error(self, size: int, layer: int) -> float:
+        """The largest relative error of any (row, head) of the live requests, against fp32."""
+        shape, worst = self.entry.shape, 0.0
+        k, v = self.pools[layer]
+        for row, kv_len in enumerate(self.live[size]):
+            ids = torch.tensor(self.owned[size][row], device=k.device)
+            keys = k[ids].flatten(0, 1)[:kv_len].float().repeat_interleave(shape.group, 1)
+            values = v[ids].flatten(0, 1)[:kv_len].float().repeat_interleave(shape.group, 1)
+            mine = slice(row * self.q_len, (row + 1) * self.q_len)
+            logits = torch.einsum("qhd,khd->hqk", self.query[mine].float(), keys) * shape.head_dim**-0.5
+            at = torch.arange(kv_len, device=k.device)
+            hidden = at[None] > torch.arange(kv_len - self.q_len, kv_len, device=k.device)[:, None]
+            weights = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+            right = torch.einsum("hqk,khd->qhd", weights, values)
+            off = (self.outs[layer][mine].float() - right).norm(dim=-1) / right.norm(dim=-1)
+            # NaN is larger than any bound
+            worst = max(worst, float(off.nan_to_num(torch.inf).max()))
+        return worst
+
+
+def _workspace(device: str) -> int:
+    return WORKSPACE_BYTES if device == "cuda" else 128 << 20
+
+
+def replayable(engine: Engine, size: int, device: str) -> Callable[[], None]:
+    """A step of ``size`` as a CUDA graph; on the CPU the step itself."""
+    if device != "cuda":
+        engine.step(size)  # as a capture asks the table once
+        return lambda: engine.step(size)
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):  # what is compiled or allocated at the first call must not be captured
+            engine.step(size)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        engine.step(size)
+    return graph.replay
+
+
+@contextlib.contextmanager
+def as_mode(mode: str, router: Router, engine: Engine, fallback: str) -> Iterator[Hook | None]:
+    """FlashInfer as ``mode`` has it."""
+    if mode == "stock":
+        yield None
+        return
+    runtime = Runtime(router, engine="benchmark")
+    if mode != "install":
+        forced: Any = Forced(fallback if mode == "always-fallback" else None)
+        runtime.chooser = lambda *_, **__: forced  # type: ignore[method-assign]
+    hook = flashinfer.install(runtime)
+    hook.scratch.give(engine.scratch)
+    try:
+        yield hook
+    finally:
+        hook.uninstall()
+
+
+def soak(
+    steps: dict[int, Callable[[], None]], engine: Engine, limit: float, settings: Settings
+) -> dict[str, Any]:
+    """Replay with other lengths until the time is over."""
+    end, count, verified, worst = time.monotonic() + settings.seconds, 0, 0, 0.0
+    while time.monotonic() < end or count == 0:
+        size = engine.chance.choice(settings.batches)
+        engine.renew(size)
+        check = count % settings.verify_every == 0
+        if check:
+            engine.poison()
+        steps[size]()
+        if settings.device == "cuda":
+            torch.cuda.synchronize()
+        count += 1
+        if check:
+            found = engine.error(size, engine.chance.randrange(settings.layers))
+            worst, verified = max(worst, found), verified + 1
+            if not found <= limit:
+                raise SystemExit(
+                    f"engine_loop: step {count}, batch {size}, lengths {engine.live[size]}: error "
+                    f"{found:.4g} exceeds {limit:.4g}"
+                )
+    return {"steps": count, "launches": count * settings.layers, "verified": verified, "worst_error": worst}
+
+
+def timed(step: Callable[[], None], device: str) -> float:
+    """Microseconds of one step."""
+    if device != "cuda":
+        start = time.perf_counter()
+        step()
+        return (time.perf_counter() - start) * 1e6
+    first: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    last: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    first.record()
+    for _ in range(REPLAYS):
+        step()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) * 1e3 / REPLAYS
+
+
+def compare(
+    steps: dict[str, dict[int, Callable[[], None]]], engine: Engine, settings: Settings
+) -> dict[str, Any]:
+    """Per batch size and mode the median time of a step, and the median of the rounds' ratios to stock."""
+    found: dict[str, Any] = {}
+    for size in settings.batches:
+        seen: dict[str, list[float]] = {mode: [] for mode in MODES}
+        for at in range(settings.rounds + 1):
+            engine.renew(size)
+            for mode in engine.chance.sample(MODES, len(MODES)):
+                spent = timed(steps[mode][size], settings.device)
+                if at:  # the first round warms up
+                    seen[mode].append(spent)
+        found[str(size)] = {
+            mode: {
+                "us": round(statistics.median(values), 2),
+                "stock_ratio": round(
+                    statistics.median(s / v for s, v in zip(seen["stock"], values, strict=True)), 4
+                ),
+            }
+            for mode, values in seen.items()
+        }
+    return found
+
+
+def pick(router: Router, heads: tuple[int, int, int], q_len: int) -> Entry:
+    """The table's bf16 entry of these heads and ``q_len``."""
+    table = router.table
+    if table is None:
+        raise SystemExit(f"engine_loop: {router.status.path}: {router.status.reason}")
+    for entry in table.entries:
+        shape = entry.shape
+        if (
+            (shape.num_qo_heads, shape.num_kv_heads, shape.head_dim) == heads
+            and entry.q_len == q_len
+            and entry.dtypes.kv == entry.dtypes.q == "bf16"
+            and shape.kv_layout == "fused-nhd"
+            and shape.window_left == -1
+        ):
+            return entry
+    raise SystemExit(f"engine_loop: {router.status.path} has no bf16 entry of heads {heads}, q_len {q_len}")
+
+
+def run(entry: Entry, router: Router, settings: Settings) -> dict[str, Any]:
+    """Capture, soak, time."""
+    kind = ("cuda_vmm" if settings.device == "cuda" else "host_mmap") if settings.guarded else "plain"
+    fallback = entry.fallback
+    if fallback not in DEPLOYABLE:
+        raise SystemExit(f"engine_loop: the fallback {fallback} needs host work before each step")
+    limit = bound(Column(entry.shape, entry.dtypes, entry.q_len, max(settings.batches), entry.max_context))
+    with open_arena(kind, settings.device) as arena:
+        # what torch's allocator guarantees an engine is more; XQA and fmha-v2 ask for this much
+        engine = Engine(entry, settings, lambda *what: arena.tensor(*what, align=ALIGN))
+        steps: dict[str, dict[int, Callable[[], None]]] = {}
+        counts: dict[str, dict[str, int]] = {}
+        for mode in MODES:
+            with as_mode(mode, router, engine, fallback) as hook:
+                steps[mode] = {size: replayable(engine, size, settings.device) for size in settings.batches}
+                if settings.device != "cuda":  # plain Python: the hook must stand while it runs
+                    steps[mode] = {
+                        size: _under(mode, router, engine, fallback, size) for size in settings.batches
+                    }
+                if hook is not None:
+                    counts[mode] = {f"{route}: {why}": n for (route, why), n in hook.counts.items()}
+        found = soak(steps["install"], engine, limit, settings)
+        times = compare(steps, engine, settings)
+        if overwritten := arena.overwritten():
+            raise SystemExit(f"engine_loop: canaries were overwritten: {'; '.join(overwritten)}")
+    return {"arena": kind, "error_bound": limit, "soak": found, "captured": counts, "per_step": times}
+
+
+def _under(mode: str, router: Router, engine: Engine, fallback: str, size: int) -> Callable[[], None]:
+    def step() -> None:
+        with as_mode(mode, router, engine, fallback):
+            engine.step(size)
+
+    return step
+
+
+def main() -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--table", type=Path, required=True)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--heads", default="8,1,128", metavar="Q,KV,DIM", help="per rank (default 8,1,128)")
+    parser.add_argument("--q-len", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=15)
+    parser.add_argument("--batch", default="1,2,4,8,16", help="captured sizes (default 1,2,4,8,16)")
+    parser.add_argument("--max-kv", type=int, default=16384, help="longest request (default 16384)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the soak (default 300)")
+    parser.add_argument("--rounds", type=int, default=40, help="timed rounds a size (default 40)")
+    parser.add_argument("--verify-every", type=int, default=10, metavar="N")
+    parser.add_argument("--plain", action="store_true", help="ordinary memory, no guards")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    heads = tuple(int(part) for part in given.heads.split(","))
+    settings = Settings(
+        given.device,
+        given.layers,
+        tuple(int(part) for part in given.batch.split(",")),
+        given.max_kv,
+        given.seconds,
+        given.rounds,
+        given.verify_every,
+        not given.plain,
+        given.seed,
+    )
+    with contextlib.ExitStack() as stack:
+        if given.device == "cpu":
+            from autotune.table.load import load_table
+            from tests.engines import standin
+
+            torch.set_num_threads(1)
+            stack.enter_context(standin.installed())
+            facts = load_table(given.table).facts
+        else:
+            import importlib
+
+            importlib.import_module(flashinfer.MODULE)
+            facts = collected()
+        router = Router.load(given.table, facts=facts)
+        if not router.status.active:
+            raise SystemExit(f"engine_loop: {given.table}: {router.status.reason}")
+        entry = pick(router, (heads[0], heads[1], heads[2]), given.q_len)
+        if not entry.q_len <= settings.max_kv <= entry.max_context:
+            raise SystemExit(f"engine_loop: --max-kv must lie in {entry.q_len}..{entry.max_context}")
+        try:
+            found = run(entry, router, settings)
+        except RuntimeError as error:
+            text = " ".join(str(error).split())[:300]
+            print(f"engine_loop: {type(error).__name__}: {text}", file=sys.stderr)
+            return 1
+    asked = {"device": given.device, "table": str(given.table), "heads": given.heads, "q_len": given.q_len}
+    found = asked | found
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The GPU loop's dry run: the same file, a stand-in for FlashInfer, small sizes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines import tables
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def loop(table: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "benchmarks/engine_loop.py", "--device", "cpu", "--table", str(table)),
+            *("--layers", "2", "--batch", "1,2,4", "--max-kv", "300", "--seconds", "0.2", "--rounds", "1"),
+            *("--verify-every", "1", "--json", str(out), *arguments),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_dry_run(tmp_path: Path) -> None:
+    out = tmp_path / "loop.json"
+    done = loop(tables.write(tmp_path / "t.yaml"), out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert found["arena"] == "host_mmap"
+    assert found["captured"]["install"] == {
+        "fmha-v2: not_faster": 2,
+        "xqa-decode: proven_faster": 2,
+        "xqa-decode: rows_disagree": 2,
+    }
+    assert found["captured"]["always-fallback"] == {"fmha-v2: forced": 6}
+    assert found["captured"]["always-decode"] == {"xqa-decode: forced": 6}
+    assert found["soak"]["verified"] == found["soak"]["steps"] > 0
+    assert 0 < found["soak"]["worst_error"] <= found["error_bound"]
+    assert set(found["per_step"]) == {"1", "2", "4"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--heads", "6,1,128"), "no bf16 entry of heads"),
+        (("--q-len", "3"), "no bf16 entry"),
+        (("--max-kv", "9999"), "--max-kv must lie in 4..512"),
+    ],
+)
+def test_refusals_are_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = loop(tables.write(tmp_path / "t.yaml"), tmp_path / "x.json", *arguments)
+    assert done.returncode == 1
+    assert said in done.stderr and len(done.stderr.strip().splitlines()) == 1

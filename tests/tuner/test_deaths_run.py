@@ -89,13 +89,13 @@ class Order:
 ALL_LENS = (64, 128)
 FAULTS = [
     ("position_coded", Fault("hole", "run", nth=2, orphan="session")),
-    ("position_coded", Fault("cut", "answer half", orphan="session")),
     (f"{ROW_CHECK}@", Fault("kill", "prepare", orphan="same")),
     (TIMING, Fault("wild", "run", reports=1, orphan="session")),
-    (TIMING, Fault("kill", "run", reports=1, orphan="same")),
     (TIMING, Fault("abort", "told", orphan="same")),
 ]
 MORE_FAULTS = [
+    ("position_coded", Fault("cut", "answer half", orphan="session")),
+    (TIMING, Fault("kill", "run", reports=1, orphan="same")),
     ("position_coded", Fault("kill", "prepare", orphan="same")),
     ("position_coded", Fault("stop", "run")),
     ("position_coded", Fault("exit0", "open")),

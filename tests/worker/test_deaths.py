@@ -101,7 +101,7 @@ def assert_nothing_left(worker: Worker, family: set[int]) -> None:
     assert_gone(mine)
 
 
-@pytest.mark.parametrize("fault", chosen(PROVE_STEPS, 5))
+@pytest.mark.parametrize("fault", chosen(PROVE_STEPS, 8))
 def test_a_death_while_proving(fault: Fault, prover: Worker, family: set[int]) -> None:
     whose = PROVE_STEPS[fault.step]
     nth = {"run": 3, "judge": 2, "prepare": 2}.get(fault.step, 1)
@@ -128,7 +128,7 @@ def test_a_death_while_proving(fault: Fault, prover: Worker, family: set[int]) -
     assert_nothing_left(prover, family)
 
 
-@pytest.mark.parametrize("fault", chosen(TIME_STEPS, 8))
+@pytest.mark.parametrize("fault", chosen(TIME_STEPS, 16))
 def test_a_death_while_timing(fault: Fault, prover: Worker, family: set[int]) -> None:
     whose = TIME_STEPS[fault.step]
     late = fault.step in (

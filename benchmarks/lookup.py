@@ -3,7 +3,8 @@
 Prints nanoseconds a call, the least of many short repeats taken in turn, so that a busy moment hits all rows:
 
 * ``floor``: a function that does one hit in a dictionary keyed by a tuple, the least any router can do;
-* ``bound``: ``Bound.route`` on a captured size with and without a KV length, inside an interval, and a miss;
+* ``bound``: ``Bound.route`` on a captured size with and without a KV length, where every row
+  names another kernel than the one before, inside an interval, and a miss;
 * ``nearest key``: the nearest of a configuration's keys, as the fused-MoE kernels of serving engines choose;
 * ``FlashInfer``: a hit in ``AutoTuner.search_cache`` of the package in DIR; one tensor, one runner, no GPU;
 * ``unbound``: ``Router.bind`` followed by ``route``, which no caller should do per step;
@@ -203,7 +204,10 @@ def reloads(folder: Path, times: int, threads: int = 8) -> dict[str, int]:
     rows from one table and letters from the other, a look-up would answer what neither says.
     """
     path = folder / "reloaded.yaml"
-    tables = [table_of(_striped(even)) for even in (True, False)]
+    tables = [
+        table_of(_striped(True, (512, 2048, 4096, ENDS[-1]))),
+        table_of(_striped(False, (1024, 1500, 8192, ENDS[-1]))),
+    ]
     images = [dump_table(table) for table in tables]
     queries: list[tuple[int, int, int | None]] = [
         (size, 4, kv) for size in SIZES for kv in (4, 600, 1400, 2500, 5000, 100_000)
@@ -241,9 +245,8 @@ def reloads(folder: Path, times: int, threads: int = 8) -> dict[str, int]:
     return {"reloads": taken_up, "look-ups": sum(looked), "wrong": sum(wrong)}
 
 
-def _striped(even: bool) -> list[DecidedCell]:
+def _striped(even: bool, ends: Sequence[int]) -> list[DecidedCell]:
     verdict = Verdict(Status.SAFE, launches=100, checks=16, worst_error=0.004)
-    ends = (512, 2048, 4096, ENDS[-1]) if even else (1024, 1500, 8192, ENDS[-1])
     found = []
     for size in SIZES:
         column = Column(SHAPE, DTYPES, 4, size, ENDS[-1])
@@ -265,6 +268,14 @@ def _striped(even: bool) -> list[DecidedCell]:
     return found
 
 
+def bound_of(path: Path, table: RoutingTable) -> Bound:
+    """The table's only binding."""
+    write_table(table, path)
+    router = Router.load(path, facts=FACTS)
+    assert router.status.active, router.status.reason
+    return router.bind(SHAPE, DTYPES, max_context=ENDS[-1])
+
+
 def measure(folder: Path, flashinfer: Path | None, full: bool) -> dict[str, Any]:
     """All figures."""
     small, large = folder / "small.yaml", folder / "large.yaml"
@@ -281,11 +292,13 @@ def measure(folder: Path, flashinfer: Path | None, full: bool) -> dict[str, Any]
 
     route = bound.route
     assert (route(128, 4, 8192), route(200, 4, 8192), route(7, 4, 8192)) == ("xqa-decode",) * 2 + ("fa2",)
+    alternating = bound_of(folder / "striped.yaml", table_of(_striped(True, ENDS)))
     hit, version = flashinfer_hit(flashinfer)
     calls: dict[str, tuple[str, Any]] = {
         "floor": ("f(128, 4, 8192)", floor),
         "bound, captured size and KV length": ("f(128, 4, 8192)", route),
         "bound, captured size, no KV length": ("f(128, 4)", route),
+        "bound, another kernel in each row": ("f(128, 4, 8192)", alternating.route),
         "bound, inside an interval": ("f(200, 4, 8192)", route),
         "bound, use_decode": ("f(128, 4, 8192)", bound.use_decode),
         "bound, a miss": ("f(7, 4, 8192)", route),

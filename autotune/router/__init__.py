@@ -6,7 +6,7 @@
     bound = router.bind(shape, dtypes, max_context=131072, attests={"finite_pool"})
     bound.route(batch_size=16, q_len=4, max_kv_len=8192)
 
-Standard library and PyYAML only; docs/table.md states the rules.
+Standard library and PyYAML only; docs/router.md states the rules.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ from __future__ import annotations
 from autotune.router.bound import Bound
 from autotune.router.explanation import Explanation
 from autotune.router.router import Router
-from autotune.router.status import RouterStatus
+from autotune.router.status import Recapture, RouterStatus
 
-__all__ = ["Bound", "Explanation", "Router", "RouterStatus"]
+__all__ = ["Bound", "Explanation", "Recapture", "Router", "RouterStatus"]

@@ -14,13 +14,14 @@ from autotune.router.explanation import Explanation, Why
 from autotune.table.letters import RESERVED
 from autotune.table.model import Entry, Grid, Proof, Speedup
 
-# One column: upper ends of the rows, then the answers by row and the one without a KV length, three times:
-# as names, as truth values of the decode family, and whole. The first end is q_len - 1 and its answer None,
-# as is the one past the last end: a KV length outside the proven rows finds None. A plain tuple, because
-# CPython indexes nothing faster.
+# One column, as a plain tuple, because CPython indexes nothing faster:
+# 0 upper ends, 1 kernel names between them, 2 the name without a KV length, 3 and 4 the same as truth values
+# of the decode family; 5 upper ends of all rows, 6 whole answers, 7 the whole answer without a KV length.
+# Neighbours with one name are one step in 0, which keeps the bisection short. The first end is q_len - 1 and
+# its answer None, as is the one past the last end: a KV length outside the proven rows finds None.
 Slot: TypeAlias = (
     "tuple[tuple[int, ...], tuple[str | None, ...], str, tuple[bool | None, ...], bool, "
-    "tuple[Explanation | None, ...], Explanation]"
+    "tuple[int, ...], tuple[Explanation | None, ...], Explanation]"
 )
 # Ascending, disjoint open intervals: lowest batches inside, highest batches inside, slots.
 _Inside: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[Slot, ...]]"
@@ -123,8 +124,8 @@ class Plan:
         if slot is None:
             return self.misses[Why.BATCH_SIZE]
         if max_kv_len is None:
-            return slot[6]
-        return slot[5][bisect_left(slot[0], max_kv_len)] or self.misses[Why.KV_LEN]
+            return slot[7]
+        return slot[6][bisect_left(slot[5], max_kv_len)] or self.misses[Why.KV_LEN]
 
     def _slot_inside(self, batch_size: int, q_len: int) -> Slot | None:
         inside = self.inside.get(q_len)
@@ -163,12 +164,16 @@ class _Answers:
             if row.kv_high >= self._max_context:
                 break
         unknown = self._answer(grid.any[column], None, None)
+        # The name decides the family too: a fallback is a context route.
+        after = [*(each.answer for each in found[1:]), None]
+        steps = [index for index, each in enumerate(found) if each.answer != after[index]]
         return (
-            tuple(ends),
-            (None, *(each.answer for each in found), None),
+            (ends[0], *(ends[index + 1] for index in steps)),
+            (None, *(found[index].answer for index in steps), None),
             unknown.answer,
-            (None, *(each.use_decode for each in found), None),
+            (None, *(found[index].use_decode for index in steps), None),
             unknown.use_decode,
+            tuple(ends),
             (None, *found, None),
             unknown,
         )

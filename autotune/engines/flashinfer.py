@@ -316,11 +316,14 @@ class Hook:
         choice = chooser.refused(broken)
         if choice.route is None:
             return choice, column
-        # A context kernel reads no further than its lengths: what the table covers bounds them.
+        # A context kernel reads no further than its lengths, which are cut (on the device, where they are)
+        # at what the table covers: a request loses what nobody can find rather than the process its context.
         covered = step.page_table.shape[1] * request.shape.page_size if step.page_table.dim() == 2 else 0
         if not step.q_len <= covered <= column.max_context:
             return Choice(None, "contract", broken, decided=False), column
         step.max_seq_len = covered
+        if covered < column.max_context:
+            step.seq_lens = step.seq_lens.clamp(max=covered)
         column = Column(
             request.shape,
             request.dtypes,

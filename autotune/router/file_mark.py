@@ -31,10 +31,10 @@ class FileMark(NamedTuple):
 
 
 def _stat(path: object) -> _Stat | None:
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        return None
     try:
+        if not isinstance(path, (str, bytes, os.PathLike)):
+            return None
         found = os.stat(path)  # noqa: PTH116 - pathlib would cost a serving process its import
-    except Exception:  # gone, no permission, no usable path
+    except Exception:  # gone, no permission, no usable path, or a foreign class
         return None
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -89,7 +89,7 @@ class Router:
         state = State.read(path, facts, fallback)
         router = cls(None, state.status, fallback)
         router._state = state
-        router._path = path
+        router._path = _absolute(path)
         router._facts = facts
         router._mark = mark
         _log_load(state.status)
@@ -307,6 +307,14 @@ class Router:
 
 def _order(each: Recapture) -> tuple[Shape, DTypes, int, int, int]:
     return each.shape, each.dtypes, each.q_len, each.batch_size, each.max_kv_len or 0
+
+
+def _absolute(path: object) -> object:
+    # The process may go to another folder before the next look.
+    try:
+        return os.path.abspath(path)  # type: ignore[call-overload]  # noqa: PTH100 - as in file_mark
+    except Exception:
+        return path
 
 
 def _mark(path: object) -> FileMark:

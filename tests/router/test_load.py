@@ -79,9 +79,22 @@ def test_garbage_and_odd_files(tmp_path: Path) -> None:
     (tmp_path / "garbage").write_bytes(os.urandom(4096))
     for name in ("fifo", "link", "empty", "half", "garbage", "absent", "."):
         assert_inactive(Router.load(tmp_path / name, facts=samples.FACTS), str(tmp_path))
-    odd: list[Any] = [None, 3, b"\xff", "", "\0", object(), ["x"]]
+    odd: list[Any] = [None, 3, b"\xff", "", "\0", object(), ["x"], Evil(), -1]
     for value in odd:
         assert_inactive(Router.load(value, facts=samples.FACTS))
+
+
+class Evil:
+    """A path that fights back."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError
+
+    def __fspath__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __fspath__
 
 
 def every_fact(facts: Facts) -> Iterator[tuple[str, Facts]]:

@@ -167,6 +167,15 @@ def test_a_second_change_that_leaves_no_trace_in_the_times(
     assert poll(router)
 
 
+def test_a_relative_path_is_that_of_the_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    router, bound = load(Path(path.name))
+    monkeypatch.chdir("/")
+    write_table(FEWER, path)
+    assert poll(router)
+    assert bound.route(2, 4) == FALLBACK
+
+
 def test_bad_arguments_stay_bad(path: Path) -> None:
     router, _ = load(path)
     bound = router.bind(SHAPE, DTYPES, max_context=-1)

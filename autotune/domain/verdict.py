@@ -36,11 +36,16 @@ class FailureKind(str, Enum):
 
 
 class UnprovenReason(str, Enum):
-    """Why nothing is known. None of these accuses the kernel."""
+    """Why nothing is known. None of these accuses the kernel.
+
+    A run tries again what it could not find out, but for ``unclear``: a death that may have been another
+    route's and did not come again. Passing at last would not show that it was; a person looks at it.
+    """
 
     BUDGET = "budget"
     OUT_OF_MEMORY = "out_of_memory"
     INFRASTRUCTURE = "infrastructure"
+    UNCLEAR = "unclear"
 
 
 class Requirement(str, Enum):

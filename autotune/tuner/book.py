@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autotune.checks import registry
 from autotune.domain.cell import Cell
-from autotune.domain.verdict import CheckResult, CheckStatus, Status, Verdict, conclude
+from autotune.domain.verdict import CheckResult, CheckStatus, Status, UnprovenReason, Verdict, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,16 +73,12 @@ class ProofBook:
     def missing(self, route: Route, column: Column, device: str) -> list[str]:
         """Checks of the column that have no row, or one that says nothing, in running order."""
         rows = self._rows.get((column.id, route.name, route.version), {})
-        return [
-            name
-            for name in registry.runs(column, device)
-            if ("", name) not in rows or rows["", name].status is CheckStatus.UNPROVEN
-        ]
+        return [name for name in registry.runs(column, device) if _open(rows.get(("", name)))]
 
     def lacks_row(self, route: Route, cell: Cell) -> bool:
         """Whether the cell's own launch is still to be made."""
         row = self._rows.get((cell.column.id, route.name, route.version), {}).get((cell.id, ROW_CHECK))
-        return row is None or row.status is CheckStatus.UNPROVEN
+        return _open(row)
 
     def verdict(self, route: Route, column: Column, device: str, cell: Cell | None = None) -> Verdict:
         """What the rows prove of ``route`` in ``column``, and in ``cell`` if one is given.
@@ -108,3 +104,8 @@ class ProofBook:
             return verdict
         said = {f"{name} was not run" for name in untried}
         return replace(verdict, limits=tuple(sorted({*verdict.limits, *said})))
+
+
+def _open(row: CheckResult | None) -> bool:
+    """Whether a check is still to be run: it says nothing yet, and trying again may help."""
+    return row is None or (row.status is CheckStatus.UNPROVEN and row.reason is not UnprovenReason.UNCLEAR)

@@ -153,8 +153,9 @@ def prove(
     no address), a kernel that strays at random could pass the second run by luck: a third one, without
     padding, must fault again.
 
-    A death in a child that had run other routes before may be theirs: it counts once it comes again in a
-    child of the route's own.
+    A death in a child that had run other routes before may be theirs, unless it is located in this route's
+    operands: it counts once it comes again in a child of the route's own. If it does not, nobody is accused
+    and nothing is proven: ``unclear``.
 
     Raises:
         WorkerError: no child can be had.
@@ -206,7 +207,7 @@ def _alone(
         f"{death.detail}, after {', '.join(death.after)} in the same process; alone it passed {ALONE_RUNS} "
         f"times: either may be to blame"
     )
-    return Broken(UnprovenReason.INFRASTRUCTURE, detail, death.step, death.steps)
+    return Broken(UnprovenReason.UNCLEAR, detail, death.step, death.steps)
 
 
 def run_check(

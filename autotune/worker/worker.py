@@ -366,6 +366,7 @@ class Worker:
             if late:
                 detail = f"stopped after {watch.timeout_s:g} s"
                 return Broken(UnprovenReason.BUDGET, detail, watch.step, watch.steps)
+            # whose operands were left tells who left them; only other deaths may be an earlier route's
             after = tuple(sorted(self._served - set(watch.owners)))
             if kill:
                 detail = f"no progress for {watch.step_timeout_s:g} s"
@@ -382,6 +383,8 @@ class Worker:
             fault = child.fault()
             judged = judge_death(status, watch.step, fault, child.output_tail())
             if isinstance(judged.blame, FailureKind):
+                if judged.blame is FailureKind.ILLEGAL_ACCESS:
+                    after = ()
                 return Failed(judged.blame, judged.detail, watch.step, fault, watch.steps, after)
             return Broken(judged.blame, judged.detail, watch.step, watch.steps)
         finally:

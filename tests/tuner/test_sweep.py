@@ -293,3 +293,17 @@ def test_a_proof_from_before_a_check_of_limits_stays_complete_and_says_so(tmp_pa
         assert run.book.missing(route, column, "cpu") == ["extreme_logits"]
         del rows["", "reference"]
         assert run.book.verdict(route, column, "cpu").status is Status.UNPROVEN
+
+
+def test_an_unclear_death_is_not_tried_again_until_it_passes(tmp_path: Path) -> None:
+    def unclear(job: object) -> Outcome:
+        return Broken(UnprovenReason.UNCLEAR, "SIGABRT, after other in the same process", "launch")
+
+    with opened(tmp_path, FAST) as run:
+        sweep(run, ScriptedWorker({("fast", CHECKS[1]): unclear}, times={"fast": 5.0}))
+        assert reasons(run) == {Reason.UNPROVEN}
+    with opened(tmp_path, FAST) as run:
+        again = ScriptedWorker(times={"fast": 5.0})
+        sweep(run, again)
+        assert ("fast", CHECKS[1]) not in again.proved
+        assert Reason.PROVEN_FASTER not in reasons(run)

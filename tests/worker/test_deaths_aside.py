@@ -186,10 +186,10 @@ def test_a_death_after_other_routes_counts_once_it_comes_again_alone() -> None:
     assert script.left == []
 
 
-def test_a_death_after_other_routes_that_does_not_come_again_accuses_nobody() -> None:
+def test_a_death_after_other_routes_that_does_not_come_again_neither_accuses_nor_acquits() -> None:
     script = Scripted(DEATH, *[PASSED] * ALONE_RUNS)
     row = prove(cast(Worker, script), JOB)
-    assert (row.status, row.reason) == (CheckStatus.UNPROVEN, UnprovenReason.INFRASTRUCTURE)
+    assert (row.status, row.reason) == (CheckStatus.UNPROVEN, UnprovenReason.UNCLEAR)
     assert "SIGABRT, after other in the same process" in row.detail
     assert script.left == []
 
@@ -212,6 +212,13 @@ def test_a_worker_knows_who_was_there_before() -> None:
         # which proves it too
         assert prove(worker, replace(CLEAN, route=MORTAL + "y")).status is CheckStatus.PASSED
         assert prove(worker, dies).kind is FailureKind.CRASH
+
+
+def test_whose_operands_were_left_tells_who_left_them(worker: Worker) -> None:
+    assert prove(worker, replace(CLEAN, route=MORTAL + "y")).status is CheckStatus.PASSED
+    outcome = worker.run(replace(CLEAN, fault=Fault("hole", "run")), timeout_s=30.0)
+    assert isinstance(outcome, Failed)
+    assert (outcome.kind, outcome.after) == (FailureKind.ILLEGAL_ACCESS, ())
 
 
 # --- what is no row is none

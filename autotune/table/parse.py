@@ -6,8 +6,8 @@ and a table that is misread in one place is not used at all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any, TypeVar, cast
 
 from autotune.domain.dtypes import DTypes
@@ -195,7 +195,16 @@ def _speedup(raw: object, grid: Grid, place: str) -> Speedup:
 
 def _ratios(raw: object, ends: tuple[str, ...], place: str) -> tuple[tuple[Ratio, ...], ...]:
     rows = _mapping(raw, place, ends)
-    return tuple(_each(rows[end], f'{place}["{end}"]', _ratio) for end in ends)
+    return tuple(_ratio_row(rows[end], place, end) for end in ends)
+
+
+def _ratio_row(raw: object, place: str, end: str) -> tuple[Ratio, ...]:
+    # Most of a table's values: looked at as a row, and one by one only to say which is wrong.
+    if type(raw) is list and all(
+        value is None or (type(value) is float and isfinite(value)) for value in raw
+    ):
+        return tuple(raw)
+    return _each(raw, f'{place}["{end}"]', _ratio)
 
 
 def _ratio(raw: object, place: str) -> Ratio:
@@ -322,7 +331,7 @@ def _integer(raw: object, place: str) -> int:
 
 
 def _number(raw: object, place: str) -> float:
-    if type(raw) not in (int, float) or not math.isfinite(cast(float, raw)):
+    if type(raw) not in (int, float) or not isfinite(cast(float, raw)):
         raise TableError(place, f"must be a number, not {show(raw)}")
     return float(cast(float, raw))
 

@@ -32,6 +32,7 @@ DECODE, CONTEXT = "decode", "context"
 
 _UTC = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
+_INFINITY = float("inf")
 _LARGEST = 2**53  # exact in every JSON and YAML reader
 
 
@@ -218,19 +219,19 @@ def _speedup(speedup: Speedup, grid: Grid, place: str) -> None:
             raise TableError(f"{place}.{name}", "must have one value per row and column of routes")
         for row, values in zip(grid.rows, ratios, strict=True):
             for letter, value in zip(row.letters, values, strict=True):
-                where = f'{place}.{name}["{row.kv_high}"]'
-                if value is not None and not 0.0 < value < float("inf"):
+                if value is not None and not 0.0 < value < _INFINITY:
+                    where = f'{place}.{name}["{row.kv_high}"]'
                     raise TableError(where, f"a ratio must be positive, not {value}")
                 if name == "low":
-                    _bound(letter, value, where)
+                    wrong = value is not None if letter in RESERVED else value is None or value <= 1.0
+                    if wrong:  # the place is spelled out only now: these are most of a table's values
+                        raise _bound(letter, value, f'{place}.low["{row.kv_high}"]')
 
 
-def _bound(letter: str, value: Ratio, place: str) -> None:
+def _bound(letter: str, value: Ratio, place: str) -> TableError:
     if letter in RESERVED:
-        if value is not None:
-            raise TableError(place, f"a proven bound {value} where no route is named")
-    elif value is None or value <= 1.0:
-        raise TableError(place, f"letter {letter!r} needs a proven bound above 1.0, not {show(value)}")
+        return TableError(place, f"a proven bound {value} where no route is named")
+    return TableError(place, f"letter {letter!r} needs a proven bound above 1.0, not {show(value)}")
 
 
 def _proof(proof: Proof, place: str) -> None:

@@ -20,7 +20,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.domain.cell import Column
@@ -54,10 +54,39 @@ _KNOWN = frozenset(
 )
 # An engine has a few layer kinds; a caller whose max_seq_len follows the batch would make one a step.
 _MOST_KINDS = 64
+_MOST_COLUMNS = 1024
 
 
 class NotOursError(Exception):
     """A call that is left alone, and why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What many calls have in common, found out once; compared by identity, since a hash of it all is dear.
+
+    Attributes:
+        shape, dtypes: per-rank shape and what the caller holds.
+        called: the kernel that the library would run.
+        columns: (q_len, batch size, max_seq_len) -> the column of such a call.
+    """
+
+    shape: Shape
+    dtypes: DTypes
+    called: str
+    columns: dict[tuple[int, int, int], Column] = field(default_factory=dict)
+
+    def column(self, step: Step, pad_value: int) -> Column:
+        """Of one call."""
+        key = (step.q_len, step.batch_size, step.max_seq_len)
+        found = self.columns.get(key)
+        if found is None:
+            if len(self.columns) >= _MOST_COLUMNS:
+                self.columns.clear()
+            found = self.columns[key] = Column(
+                self.shape, self.dtypes, *key, pad_value=min(pad_value, step.max_seq_len)
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,38 +95,40 @@ class Request:
 
     Attributes:
         step: K and V as logical NHD views of the caller's pool.
-        shape, dtypes: per-rank shape and what the caller holds.
-        called: the kernel that the library would run.
         out: the caller's output, or None.
         out_dtype: torch dtype of an output that is made here.
         buffers: the caller's workspace and mask, for the decode kernel's own rules.
     """
 
     step: Step
-    shape: Shape
-    dtypes: DTypes
-    called: str
+    kind: Kind
     out: torch.Tensor | None
     out_dtype: Any
     buffers: Buffers
 
+    def __str__(self) -> str:
+        return self.cell
+
     @property
     def cell(self) -> str:
         """For a person: ``8/1/128 bf16/bf16 q_len 4 batch 16``."""
-        shape = self.shape
+        shape, dtypes = self.kind.shape, self.kind.dtypes
         return (
-            f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim} {self.dtypes.q}/{self.dtypes.kv} "
+            f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim} {dtypes.q}/{dtypes.kv} "
             f"q_len {self.step.q_len} batch {self.step.batch_size}"
         )
 
 
-def read_call(call: Mapping[str, Any], defaults: Mapping[str, Any], major: int) -> Request:
+def read_call(
+    call: Mapping[str, Any], defaults: Mapping[str, Any], major: int, kinds: dict[tuple[Any, ...], Kind]
+) -> Request:
     """What a call asks for.
 
     Args:
         call: its arguments by name.
         defaults: the library's defaults.
         major: of the compute capability, by which the library picks a kernel for ``backend="auto"``.
+        kinds: those seen before; a new one is added.
 
     Raises:
         NotOursError: an argument says something that no route knows.
@@ -120,9 +151,18 @@ def read_call(call: Mapping[str, Any], defaults: Mapping[str, Any], major: int) 
     if isinstance(sinks, (tuple, list)):
         sinks = sinks[0] if len(sinks) == 1 else None
     out_dtype = call.get("out_dtype") or (query.dtype if out is None else out.dtype)
-    names = [dtype_name(dtype) for dtype in (query.dtype, k.dtype, out_dtype)]
-    if None in names or k.dim() != 4 or query.dim() != 3:
-        raise NotOursError(f"operands are {query.dtype}, {k.dtype}, {out_dtype}")
+    backend, window = call.get("backend", defaults.get("backend", "auto")), call.get("window_left", -1)
+    # everything that the kind depends on, the way from K to V and their storages included
+    key = (
+        *(query.shape[1:], query.dtype, k.shape, k.stride(), k.dtype, v.shape, out_dtype),
+        *(v.data_ptr() - k.data_ptr(), k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()),
+        *(window, sinks is None, backend),
+    )
+    kind = kinds.get(key)
+    if kind is None:
+        if len(kinds) >= _MOST_COLUMNS:
+            kinds.clear()
+        kind = kinds[key] = _kind(query, k, v, out_dtype, int(window), sinks is not None, backend, major)
     step = Step(
         q=query,
         k=k,
@@ -137,17 +177,23 @@ def read_call(call: Mapping[str, Any], defaults: Mapping[str, Any], major: int) 
         max_seq_len=int(call["max_seq_len"]),
         sinks=sinks,
     )
-    shape = Shape(
-        int(query.shape[1]),
-        int(k.shape[2]),
-        int(query.shape[2]),
-        int(k.shape[1]),
-        head_dim_vo=int(v.shape[3]),
-        kv_layout=layout_of(k, v),
-        window_left=int(call.get("window_left", -1)),
-        sinks=sinks is not None,
-    )
-    backend = call.get("backend", defaults.get("backend", "auto"))
+    buffers = Buffers(workspace=call["workspace_buffer"], mask=call.get("mask"))
+    return Request(step, kind, out, out_dtype, buffers)
+
+
+def _kind(
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out_dtype: Any,
+    window: int,
+    sinks: bool,
+    backend: str,
+    major: int,
+) -> Kind:
+    names = [dtype_name(dtype) for dtype in (query.dtype, k.dtype, out_dtype)]
+    if None in names or k.dim() != 4 or query.dim() != 3:
+        raise NotOursError(f"operands are {query.dtype}, {k.dtype}, {out_dtype}")
     called = {
         "xqa": "xqa-decode",
         "trtllm-gen": "trtllm-gen-decode",
@@ -155,8 +201,17 @@ def read_call(call: Mapping[str, Any], defaults: Mapping[str, Any], major: int) 
     }.get(backend)
     if called is None:
         raise NotOursError(f"backend is {backend!r}")
-    buffers = Buffers(workspace=call["workspace_buffer"], mask=call.get("mask"))
-    return Request(step, shape, DTypes(*(name or "" for name in names)), called, out, out_dtype, buffers)
+    shape = Shape(
+        int(query.shape[1]),
+        int(k.shape[2]),
+        int(query.shape[2]),
+        int(k.shape[1]),
+        head_dim_vo=int(v.shape[3]),
+        kv_layout=layout_of(k, v),
+        window_left=window,
+        sinks=sinks,
+    )
+    return Kind(shape, DTypes(*(name or "" for name in names)), called)
 
 
 def _is_default(value: object, default: object) -> bool:
@@ -191,9 +246,11 @@ class Hook:
             for name, parameter in signature.parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
-        self._choosers: dict[tuple[Shape, DTypes, int, str], Chooser] = {}
-        self._contracts: dict[tuple[Any, ...], Contract] = {}
+        self._kinds: dict[tuple[Any, ...], Kind] = {}
+        self._choosers: dict[tuple[Kind, int], tuple[Chooser, dict[tuple[int, int], Choice]]] = {}
+        self._contracts: dict[tuple[Any, ...], tuple[Column, Contract]] = {}
         self._digest: str | None = None
+        self._called: set[tuple[str, Kind, int, int]] = set()
         self.scratch = context_kernels.Scratch()
         self._bindings: list[tuple[types.ModuleType, str]] = []
 
@@ -221,9 +278,16 @@ class Hook:
         try:
             out = request.out
             if out is None:
-                rows = (request.step.q.shape[0], request.shape.num_qo_heads, request.shape.head_dim_vo)
+                rows = (
+                    request.step.q.shape[0],
+                    request.kind.shape.num_qo_heads,
+                    request.kind.shape.head_dim_vo,
+                )
                 out = request.step.q.new_empty(rows, dtype=request.out_dtype)
-            return context_kernels.run(route, request.step, column, self.scratch, out)
+            step = request.step
+            if choice.why == "contract":
+                step.seq_lens = step.seq_lens.clamp(max=step.max_seq_len)
+            return context_kernels.run(route, step, column, self.scratch, out)
         except Exception as error:
             if self.runtime.saw(error):
                 raise
@@ -239,7 +303,7 @@ class Hook:
             return f"left alone: {reason}"
         except Exception as error:
             return f"left alone: {type(error).__name__}: {error}"
-        return f"{choice.route or request.called} at {request.cell}, {choice.why}: {choice.detail}"
+        return f"{choice.route or request.kind.called} at {request.cell}, {choice.why}: {choice.detail}"
 
     def uninstall(self) -> None:
         """Put the library's function back wherever this hook stands. Captured graphs stay as they are."""
@@ -272,7 +336,7 @@ class Hook:
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Request:
         call = kwargs if not args else self._signature.bind(*args, **kwargs).arguments
-        return read_call(call, self._defaults, self._major)
+        return read_call(call, self._defaults, self._major, self._kinds)
 
     def _pick(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -284,30 +348,30 @@ class Hook:
         if runtime.traffic is not None:
             runtime.traffic.count(request.step.batch_size, request.step.q_len, None)
         choice, column = self._judge(request)
-        runtime.note(choice, request.called, request.cell)
+        runtime.note(choice, request.kind.called, request)
         if runtime.mode is not Mode.ROUTE:
             return None
         if capturing():
-            self._chooser(request).capture(request.step.batch_size, request.step.q_len)
+            self._chooser(request)[0].capture(request.step.batch_size, request.step.q_len)
         if choice.route is not None or choice.decided:
-            runtime.calling(choice.route or request.called, request.cell)
+            route = choice.route or request.kind.called
+            mark = (route, request.kind, request.step.batch_size, request.step.q_len)
+            if mark not in self._called:
+                self._called.add(mark)
+                runtime.calling(route, request.cell)
         return request, choice, column
 
     def _judge(self, request: Request) -> tuple[Choice, Column]:
         """The table's answer, if the contract of the kernel behind it holds; else what a miss gets."""
-        step = request.step
-        column = Column(
-            request.shape,
-            request.dtypes,
-            step.q_len,
-            step.batch_size,
-            step.max_seq_len,
-            pad_value=1 if self._pad_value is None else self._pad_value,
-        )
-        chooser = self._chooser(request)
-        choice = chooser.choose(step.batch_size, step.q_len)
+        step, kind = request.step, request.kind
+        pad = 1 if self._pad_value is None else self._pad_value
+        column = kind.column(step, pad)
+        chooser, known = self._chooser(request)
+        choice = known.get((step.batch_size, step.q_len))
+        if choice is None:
+            choice = known[step.batch_size, step.q_len] = chooser.choose(step.batch_size, step.q_len)
         own = None if choice.route is not None else request.buffers
-        broken = self._broken(choice.route or request.called, column, step, request.out, own)
+        broken = self._broken(choice.route or request.kind.called, column, step, request.out, own)
         if broken is None:
             return choice, column
         if choice.route is not None:
@@ -318,20 +382,11 @@ class Hook:
             return choice, column
         # A context kernel reads no further than its lengths, which are cut (on the device, where they are)
         # at what the table covers: a request loses what nobody can find rather than the process its context.
-        covered = step.page_table.shape[1] * request.shape.page_size if step.page_table.dim() == 2 else 0
+        covered = step.page_table.shape[1] * kind.shape.page_size if step.page_table.dim() == 2 else 0
         if not step.q_len <= covered <= column.max_context:
             return Choice(None, "contract", broken, decided=False), column
         step.max_seq_len = covered
-        if covered < column.max_context:
-            step.seq_lens = step.seq_lens.clamp(max=covered)
-        column = Column(
-            request.shape,
-            request.dtypes,
-            step.q_len,
-            step.batch_size,
-            covered,
-            pad_value=min(column.pad_value, covered),
-        )
+        column = kind.column(step, pad)
         again = self._broken(choice.route, column, step, request.out)
         if again is not None:
             return Choice(
@@ -339,25 +394,28 @@ class Hook:
             ), column
         return choice, column
 
-    def _chooser(self, request: Request) -> Chooser:
+    def _chooser(self, request: Request) -> tuple[Chooser, dict[tuple[int, int], Choice]]:
+        """The kind's chooser, and what it answered already: until the table is reloaded that stays."""
         if self.runtime.router.digest != self._digest:  # a reloaded table
             self._digest = self.runtime.router.digest
             self._choosers.clear()
-        key = (request.shape, request.dtypes, request.step.max_seq_len, request.called)
+        kind = request.kind
+        key = (kind, request.step.max_seq_len)
         found = self._choosers.get(key)
         if found is None:
             if len(self._choosers) >= _MOST_KINDS:
                 raise NotOursError("max_seq_len differs from call to call; pass the engine's max context")
-            found = self._choosers[key] = self.runtime.chooser(
-                request.shape,
-                request.dtypes,
+            made = self.runtime.chooser(
+                kind.shape,
+                kind.dtypes,
                 max_context=request.step.max_seq_len,
-                stock=request.called,
+                stock=request.kind.called,
                 fallback="trtllm-gen-context" if self._major == 10 else "fmha-v2",
                 deployable=context_kernels.DEPLOYABLE,
                 pad_value=self._pad_value,
                 sizes=self._sizes,
             )
+            found = self._choosers[key] = (made, {})
         return found
 
     def _broken(
@@ -365,17 +423,17 @@ class Hook:
     ) -> str | None:
         """The first rule that a call of ``route`` breaks; ``own``: what else the caller hands to it."""
         pages = int(step.k.shape[0])
-        key = (route, column.shape, column.dtypes, column.q_len, column.max_context, pages, _place(own))
-        contract = self._contracts.get(key)
-        if contract is None:
+        # columns are one object per kind and call: compared by identity, kept alive by the contract
+        key = (route, id(column), pages, _place(own))
+        found = self._contracts.get(key)
+        if found is None or found[0] is not column:
             if len(self._contracts) >= _MOST_KINDS * 8:
                 self._contracts.clear()
             # the launch grid and the proven sizes bound the batch; the capacity need not
             capacity = Capacity(column, 1 << 30, pages, step.q.device.type)
-            contract = self._contracts[key] = Contract(
-                capacity, route=route, pad_value=column.pad_value, context=Context(buffers=own)
-            )
-        error = contract.broken(step, out)
+            made = Contract(capacity, route=route, pad_value=column.pad_value, context=Context(buffers=own))
+            found = self._contracts[key] = (column, made)
+        error = found[1].broken(step, out)
         return None if error is None else str(error)
 
 

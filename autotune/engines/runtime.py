@@ -101,8 +101,8 @@ class Runtime:
         )
         return made
 
-    def note(self, choice: Choice, stock: str, cell: str) -> None:
-        """Count one call, and log the first of its sort."""
+    def note(self, choice: Choice, stock: str, cell: object) -> None:
+        """Count one call, and log the first of its sort; ``cell`` is not made a text for the others."""
         called = choice.route or stock
         key = (called, choice.why)
         self.counts[key] += 1

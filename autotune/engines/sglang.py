@@ -54,6 +54,8 @@ RELIED_ON = (
 # SGLang's version -> fingerprint of those methods.
 KNOWN = {"0.5.23": "e06e52628758a660"}
 
+# A server has tens of captured sizes and a few layer kinds.
+_MOST_CONTRACTS = 4096
 _STEP = "_autotune_step"
 _STEPS = "_autotune_steps"
 
@@ -79,7 +81,7 @@ class Plugin:
         self.runtime: Runtime | None = None
         self._once = Once()
         self._choosers: dict[tuple[Shape, DTypes, int], Chooser] = {}
-        self._contracts: dict[tuple[Any, ...], Contract] = {}
+        self._contracts: dict[tuple[str, int, int], tuple[Column, Contract]] = {}
         self._disabled = False
         self._digest: str | None = None
 
@@ -192,7 +194,7 @@ class Plugin:
             chooser.capture(step.batch, step.q_len)
         stock = _stock_name(backend)
         if choice.route is None and not choice.decided:
-            runtime.note(choice, stock, str(column))
+            runtime.note(choice, stock, column)
             return False
         query = _argument(args, kwargs, 1, "q")
         call = self._call(step, backend, layer, batch, query, kwargs)
@@ -205,7 +207,7 @@ class Plugin:
                 if refused.route is not None and self._broken(refused.route, column, call) is not None:
                     refused = Choice(None, "contract", broken, decided=False)
             choice = refused
-        runtime.note(choice, stock, str(column))
+        runtime.note(choice, stock, column)
         if choice.route is None or runtime.mode is not Mode.ROUTE:
             return False
         given = batch._attn_output
@@ -281,12 +283,16 @@ class Plugin:
 
     def _broken(self, route: str, column: Column, step: Step) -> str | None:
         pages = int(step.k.shape[0])
-        key = (route, column, pages)
-        contract = self._contracts.get(key)
-        if contract is None:
+        # by identity: the hash of a column is dear
+        key = (route, id(column), pages)
+        found = self._contracts.get(key)
+        if found is None or found[0] is not column:
+            if len(self._contracts) >= _MOST_CONTRACTS:
+                self._contracts.clear()
             capacity = Capacity(column, column.batch_size, pages, step.q.device.type)
-            contract = self._contracts[key] = Contract(capacity, route=route, pad_value=column.pad_value)
-        error = contract.broken(step)
+            made = Contract(capacity, route=route, pad_value=column.pad_value)
+            found = self._contracts[key] = (column, made)
+        error = found[1].broken(step)
         return None if error is None else str(error)
 
 

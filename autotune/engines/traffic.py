@@ -41,7 +41,7 @@ class Traffic:
         self._listen()
 
     def count(self, batch_size: int, q_len: int, max_kv_len: int | None) -> None:
-        """One step of a model: not one layer."""
+        """One step of a model, or one call where steps cannot be told: what is compared are shares."""
         key = (batch_size, q_len, None if max_kv_len is None else bucket(max_kv_len))
         counts = self._counts
         if key in counts or len(counts) < _MOST:

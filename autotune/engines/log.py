@@ -34,6 +34,11 @@ def say(message: str, level: int = logging.WARNING) -> None:
         return
 
 
+def start_level() -> int:
+    """INFO where that is shown. vLLM sets up its own logger only, and one line at start must be seen."""
+    return logging.INFO if _LOGGER.isEnabledFor(logging.INFO) else logging.WARNING
+
+
 def told(error: BaseException) -> str:
     """An exception in one short line."""
     try:

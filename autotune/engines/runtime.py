@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.engines.choice import Choice, Chooser, row_ends, share
 from autotune.engines.environment import Miss, Mode, Settings, find_table
-from autotune.engines.log import Once, say, told
+from autotune.engines.log import Once, say, start_level, told
 from autotune.router import Router
 from autotune.router.status import INACTIVE
 
@@ -97,7 +97,7 @@ class Runtime:
             f"kind {shape} {dtypes}",
             f"{self.engine}: {self.router.status.path}: {state}, {self.mode.value}, misses get "
             f"{self.miss.value}; {kind}, max context {max_context}: {what}",
-            logging.INFO,
+            start_level(),
         )
         return made
 

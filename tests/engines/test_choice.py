@@ -69,6 +69,12 @@ def test_one_line_says_what_is_decided(tmp_path: Path, caplog: pytest.LogCapture
     assert made.choose(1, 4).moved
 
 
+def test_the_line_is_seen_where_only_warnings_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    chooser(tmp_path, Miss.STOCK)
+    assert "are decided by the table" in caplog.text
+
+
 def test_row_ends_are_cut_at_the_engines_context() -> None:
     assert row_ends(tables.table(), tables.KIND, tables.BF16, 300) == (256, 300)
     assert row_ends(None, tables.KIND, tables.BF16, 300) == ()

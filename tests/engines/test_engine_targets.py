@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,22 @@ def test_a_class_without_that_source_is_unfamiliar() -> None:
 
     with pytest.raises(ValueError, match="has no class"):
         of_class(TRTLLMHAAttnBackend, sglang.RELIED_ON)
+
+
+@pytest.mark.parametrize(
+    ("group", "engine"), [("sglang.srt.plugins", "sglang"), ("vllm.general_plugins", "vllm")]
+)
+def test_the_entry_points_name_what_there_is(group: str, engine: str) -> None:
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    section = text.partition(f'[project.entry-points."{group}"]\n')[2].partition("\n\n")[0]
+    assert section == f'autotune = "autotune.engines.{engine}:register"'
+    assert callable(PLUGINS[engine].register)
+
+
+def test_importing_a_plugin_imports_no_engine_and_no_torch() -> None:
+    """An entry point is loaded in every process of an engine, its front end included."""
+    code = "import sys, autotune.engines.sglang, autotune.engines.vllm; print(sorted(set(sys.modules) & " + (
+        "{'torch', 'sglang', 'vllm', 'flashinfer', 'yaml', 'optuna', 'sqlalchemy', 'typer', 'rich'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "[]", done.stderr

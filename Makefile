@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests wait for children and servers more than they compute: two at a time suit two cores and more.
+JOBS ?= 2
 FLASHINFER ?= 0.6.18.post1
 SITES := $(FLASHINFER:%=.flashinfer/%)
 # What importing it needs beside torch and numpy.
@@ -19,7 +21,7 @@ run: $(READY)
 
 test: lint $(SITES)
 	@sites="$$(for site in $(SITES); do [ ! -d "$$site" ] || printf '%s/%s:' "$$PWD" "$$site"; done)"; \
-	  AUTOTUNE_FLASHINFER_SITE="$${AUTOTUNE_FLASHINFER_SITE-$$sites}" $(BIN)/pytest
+	  AUTOTUNE_FLASHINFER_SITE="$${AUTOTUNE_FLASHINFER_SITE-$$sites}" $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # A release without its dependencies (they are gigabytes). Where it cannot be had its tests are skipped.
 .flashinfer/%: $(READY)

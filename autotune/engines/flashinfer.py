@@ -249,7 +249,7 @@ class Hook:
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._choosers: dict[tuple[Kind, int], tuple[Chooser, dict[tuple[int, int], Choice]]] = {}
         self._contracts: dict[tuple[Any, ...], tuple[Column, Contract]] = {}
-        self._digest: str | None = None
+        self._generation = -1
         self._called: set[tuple[str, Kind, int, int]] = set()
         self.scratch = context_kernels.Scratch()
         self._bindings: list[tuple[types.ModuleType, str]] = []
@@ -396,8 +396,8 @@ class Hook:
 
     def _chooser(self, request: Request) -> tuple[Chooser, dict[tuple[int, int], Choice]]:
         """The kind's chooser, and what it answered already: until the table is reloaded that stays."""
-        if self.runtime.router.digest != self._digest:  # a reloaded table
-            self._digest = self.runtime.router.digest
+        if self.runtime.router.generation != self._generation:  # another table, or none for now
+            self._generation = self.runtime.router.generation
             self._choosers.clear()
         kind = request.kind
         key = (kind, request.step.max_seq_len)

@@ -83,7 +83,7 @@ class Plugin:
         self._choosers: dict[tuple[Shape, DTypes, int], Chooser] = {}
         self._contracts: dict[tuple[str, int, int], tuple[Column, Contract]] = {}
         self._disabled = False
-        self._digest: str | None = None
+        self._generation = -1
 
     def metadata(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around the three methods that prepare a forward."""
@@ -157,15 +157,15 @@ class Plugin:
             return
         metadata.fmha_v2_block_tables = None
         size, q_len = int(batch.batch_size), int(metadata.max_seq_len_q)
-        if runtime.router.digest != self._digest:  # a reloaded table
-            self._digest = runtime.router.digest
+        if runtime.router.generation != self._generation:  # another table, or none for now
+            self._generation = runtime.router.generation
             self._choosers.clear()
             vars(backend).pop(_STEPS, None)
-        # the digest is kept with the steps: another backend's may be of an older table
-        digest, steps = vars(backend).setdefault(_STEPS, (self._digest, {}))
-        if digest != self._digest:
+        # the generation is kept with the steps: another backend's may be of an older table
+        generation, steps = vars(backend).setdefault(_STEPS, (self._generation, {}))
+        if generation != self._generation:
             steps = {}
-            setattr(backend, _STEPS, (self._digest, steps))
+            setattr(backend, _STEPS, (self._generation, steps))
         step = steps.get((mode, size, q_len))
         if step is None:
             step = steps[mode, size, q_len] = _Step(mode, size, q_len)

@@ -217,3 +217,15 @@ def test_an_interleaved_pool_is_another_kind_than_the_fused_one(tmp_path: Path, 
     arguments = decode_call((200,))
     pool = torch.zeros((9, 2, 1, 64, 128), dtype=torch.bfloat16)
     assert "shape_not_in_table" in hook.explain(**{**arguments, "kv_cache": pool})
+
+
+def test_a_router_that_was_suspended_is_asked_anew(tmp_path: Path, library: Library) -> None:
+    hook = hook_of(tmp_path)
+    arguments = decode_call((200,))  # within the table, answered by the context kernel
+    call(**arguments)
+    router = hook.runtime.router
+    router.suspend("ranks hold different tables")
+    call(**arguments)
+    router.resume()
+    call(**arguments)
+    assert library.called == ["fmha_v2", "decode", "fmha_v2"]

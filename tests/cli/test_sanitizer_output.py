@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,9 @@ def test_show(table: Path) -> None:
 def test_run(done: Place, flags: list[str], calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def triage(run: object, deadline: object) -> str:
+    def triage(run: object, deadline: object, *, first: Callable[[], object]) -> str:
         asked.append(run)
+        first()  # the table is written, and once more at the end
         return "1 unsafe memory verdict looked at\nwith it"
 
     monkeypatch.setattr("autotune.tuner.triage.triage", triage)

@@ -14,7 +14,10 @@ from autotune.cli.main import build_app, exit_of
 from autotune.space.library import profiles
 from tests.console import TINY, Place, cli
 
-COMMANDS = ("run", "plan", "doctor", "selftest", "prove", "prebuild", "export", "show", "explain")
+COMMANDS = (
+    *("run", "plan", "doctor", "selftest", "prove", "prebuild", "export", "show", "explain"),
+    *("quarantine", "suspects", "sign", "ab"),
+)
 
 
 def test_version() -> None:

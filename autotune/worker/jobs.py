@@ -36,6 +36,7 @@ PROVE_TIMEOUT_S = 300.0
 ALONE_RUNS = 3
 PLANTED_CUDA = "planted-cuda-"
 PLANTED_XQA = "planted-xqa-"
+PLANTED_LIVE = "planted-live-"
 
 
 def child_route(name: str) -> Route:
@@ -51,6 +52,10 @@ def child_route(name: str) -> Route:
         from autotune.routes.planted_xqa import PlantedXqa
 
         return PlantedXqa(name)
+    if name.startswith(PLANTED_LIVE):
+        from autotune.routes.planted_live import PlantedLive
+
+        return PlantedLive(name)
     if name.startswith(PLANTED_CUDA):
         from autotune.routes.planted_cuda import PlantedCuda
 

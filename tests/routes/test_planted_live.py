@@ -24,6 +24,7 @@ from autotune.routes import planted_xqa
 from autotune.routes.base import Capture, Route
 from autotune.routes.flashinfer import session
 from autotune.routes.planted_live import MISTAKES, Mistaken, NarrowTable, PlantedLive, name_of
+from autotune.worker.jobs import child_route
 
 FACTS = Facts("cpu", {}, {})
 H200 = Facts("cuda", {"compute_capability": "9.0"}, {"flashinfer": "0.7.2"})
@@ -203,3 +204,10 @@ def test_the_controls_narrow_table_is_this_one(library: list[dict[str, Any]]) ->
         route: Callable[..., Any] = planted_xqa.PlantedXqa("planted-xqa-narrow-table").open
         opened = route(capacity_of(planted_xqa.COLUMN, PACKED, "cpu"), arena.tensor)
         assert isinstance(opened, Mistaken) and isinstance(opened._mistake, NarrowTable)
+
+
+def test_a_worker_finds_it_by_name() -> None:
+    found = child_route(name_of("old-lengths", "torch-splitkv"))
+    assert isinstance(found, PlantedLive)
+    with pytest.raises(ValueError, match="planted-live-nothing-in-torch-splitkv"):
+        child_route(name_of("nothing", "torch-splitkv"))

@@ -13,6 +13,7 @@ from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
 from autotune.hardware.flashinfer import cubin_folder
 from autotune.prebuild import manifest as manifests
+from autotune.prebuild.alone import alone
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.manifest import Manifest, Module
 from autotune.prebuild.process import events
@@ -107,9 +108,27 @@ def prebuild(
         python: the interpreter that has FlashInfer.
 
     Raises:
-        PrebuildError: FlashInfer cannot be imported, the folder belongs to another build, or the child died.
+        PrebuildError: FlashInfer cannot be imported, the folder belongs to another build or is in use, or the
+            child died.
     """
     out, work = out.absolute(), (work or out.with_name(out.name + ".work")).absolute()
+    with alone(work):
+        return _build(columns, facts, toolchain, out, work, routes, jobs, selftest, python, listen)
+
+
+def _build(
+    columns: Sequence[Column],
+    facts: Facts,
+    toolchain: Toolchain,
+    out: Path,
+    work: Path,
+    routes: Sequence[str],
+    jobs: int,
+    selftest: bool,
+    python: str,
+    listen: Listen,
+) -> Outcome:
+    """:func:`prebuild` in its folder."""
     arch = str(facts.hardware["compute_capability"])
     kept = manifests.read(out)
     stub = stub_driver(toolchain, work / "stub")

@@ -24,6 +24,8 @@ def read(path: Path) -> list[Column]:
     """
     try:
         entries = json.loads(path.read_text())
+    except RecursionError as error:
+        raise ColumnsError(f"{path} cannot be read as JSON: it is nested too deeply") from error
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ColumnsError(f"{path} cannot be read as JSON: {reason}") from error

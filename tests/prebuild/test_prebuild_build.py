@@ -22,6 +22,7 @@ from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
 from autotune.prebuild import build as build_module
 from autotune.prebuild import manifest as manifests
+from autotune.prebuild.alone import alone
 from autotune.prebuild.build import modules_of, prebuild
 from autotune.prebuild.child import Events, build_one, buildable
 from autotune.prebuild.errors import PrebuildError
@@ -85,6 +86,15 @@ def test_a_folder_of_another_version_is_refused(run: Callable[..., Any]) -> None
     with pytest.raises(PrebuildError, match="give another folder") as raised:
         run([{**LIBRARY, "tvm_ffi": "0.1.15"}])
     assert "\n" not in str(raised.value)
+
+
+def test_one_prebuild_a_folder(run: Callable[..., Any], tmp_path: Path) -> None:
+    with alone(tmp_path / "out.work"), pytest.raises(PrebuildError, match="in use by another prebuild"):
+        run([LIBRARY, BUILT])
+    assert run([LIBRARY, BUILT]).built == ["xqa_x"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrebuildError, match="cannot be written"), alone(tmp_path / "file"):
+        pass
 
 
 def test_no_library_and_a_dead_child_are_one_line(run: Callable[..., Any]) -> None:

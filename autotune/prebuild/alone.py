@@ -13,7 +13,7 @@ from autotune.prebuild.errors import PrebuildError
 
 @contextlib.contextmanager
 def alone(work: Path) -> Iterator[None]:
-    """Hold ``work``, where objects are built. The kernel lets go of it when the process ends, however it ends.
+    """Hold ``work``, where objects are built. The kernel lets go of it when the process ends.
 
     Raises:
         PrebuildError: another process has it, or it cannot be made.

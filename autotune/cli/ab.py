@@ -10,6 +10,9 @@ import typer
 from autotune.cli.exits import CliError, Exit
 from autotune.cli.options import Json
 
+# A day; a socket refuses times that its clock cannot count.
+_LONGEST_S = 86400
+
 
 def command(
     a: Annotated[str, typer.Option("--a", metavar="URL", help="Server A, such as the stock one.")],
@@ -55,12 +58,9 @@ def command(
     from autotune.engines.ab.switch import Switch
     from autotune.engines.ab.turn import Case
 
-    headers = {}
-    if key_env is not None:
-        key = os.environ.get(key_env, "")
-        if not key:
-            raise CliError(f"--key-env {key_env}: the variable is not set", Exit.USAGE)
-        headers["Authorization"] = f"Bearer {key}"
+    if not timeout <= _LONGEST_S:  # nan too
+        raise CliError(f"--timeout {timeout:g}: give seconds from 0.1 to {_LONGEST_S}", Exit.USAGE)
+    headers = {} if key_env is None else {"Authorization": f"Bearer {_key(key_env)}"}
     try:
         servers = [Server(url, timeout_s=timeout, headers=headers) for url in (a, b)]
         switched = None if switch is None else Switch(switch)
@@ -87,6 +87,22 @@ def command(
     else:
         print_text(as_text(found))
     return 0
+
+
+def _key(name: str) -> str:
+    """What the variable holds. What is wrong with it is said without it: it is a secret."""
+    try:
+        key = os.environ.get(name, "").strip()
+    except ValueError:  # no name of a variable
+        key = ""
+    if not key:
+        raise CliError(f"--key-env {name}: the variable is not set", Exit.USAGE)
+    if any(not (" " <= each <= "~" or "\xa0" <= each <= "\xff") for each in key):
+        raise CliError(
+            f"--key-env {name}: its value has a control or non-Latin-1 character, which no HTTP header takes",
+            Exit.USAGE,
+        )
+    return key
 
 
 def _sizes(text: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as json_module
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from autotune.domain.cell import Column
     from autotune.worker.jobs import ProveJob
 
 GUARDED, PLAIN = "guarded", "plain"
@@ -81,6 +83,8 @@ def command(
         asked = Column.from_dict(json_module.loads(column))
         if pad_value is not None:
             asked = replace(asked, pad_value=pad_value)
+    except RecursionError as error:
+        raise CliError("--column is not a stored column: it is nested too deeply", Exit.USAGE) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CliError(
             f"--column is not a stored column: {type(error).__name__}: {error}", Exit.USAGE
@@ -97,6 +101,7 @@ def command(
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error
     device = facts.device
+    _fits(asked, device)
     tool = _tool(device) if sanitizer else None
     names = [checks.get(check).name] if check else list(checks.runs(asked, device))
     results = []
@@ -142,6 +147,30 @@ def _proving(device: str, arena_kind: str, in_process: bool) -> Iterator[Callabl
 
     with Worker(device, guard_allocations=arena_kind != PLAIN) as worker:
         yield partial(prove, worker)
+
+
+def _fits(column: Column, device: str) -> None:
+    """Refuse a column that no memory here holds, before anything is allocated for it.
+
+    Counts what every call of it has: query, output, page table, lengths, one page of K and V.
+    """
+    shape = column.shape
+    heads = shape.num_qo_heads * (shape.head_dim + shape.head_dim_vo)
+    page = shape.page_size * shape.num_kv_heads * (shape.head_dim + shape.head_dim_vo)
+    # the narrowest elements: a lower bound in bytes
+    need = column.rows * heads + 4 * column.batch_size * (column.table_width + 1) + page // 2
+    if device == "cuda":
+        import torch
+
+        have = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    else:
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > have:
+        raise CliError(
+            f"--column: one call's operands do not fit in this machine's {have / 2**30:.3g} GiB of memory; "
+            "give a smaller batch_size, q_len, max_context or shape",
+            Exit.USAGE,
+        )
 
 
 def _tool(device: str) -> Path:

@@ -84,6 +84,10 @@ def test_a_server_that_fails_ends_it_in_one_line(
         ("--a", "http://x", "--b", "http://y", "--concurrency", "many"),
         ("--a", "http://x", "--b", "ftp://y"),
         ("--a", "http://x", "--b", "http://y", "--key-env", "NOT_SET_ANYWHERE"),
+        ("--a", "http://x", "--b", "http://y", "--key-env", ""),
+        ("--a", "http://x", "--b", "http://y", "--timeout", "inf"),
+        ("--a", "http://x", "--b", "http://y", "--timeout", "1e300"),
+        ("--a", "http://x", "--b", "http://y", "--timeout", "nan"),
         ("--a", "http://x", "--b", "http://x", "--switch", " "),
         ("--a", "http://x", "--b", "http://x", "--switch", "'"),
     ],
@@ -110,9 +114,20 @@ def test_one_server_that_is_switched(
 
 def test_the_key_is_sent(pair: tuple[FakeServer, FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = pair
-    monkeypatch.setenv("A_KEY", "hush")
+    monkeypatch.setenv("A_KEY", "hush\n")  # as from a file
     assert run("--a", a.url, "--b", b.url, *SMALL, "--rounds", "1", "--key-env", "A_KEY") == 0
     assert next(body for path, body in a.seen if path == "/flush_cache")["Authorization"] == "Bearer hush"
+
+
+@pytest.mark.parametrize("key", ["hu\nsh", "hu\x7fsh", "hu\u20acsh", "hu\udc80sh"])
+def test_a_key_that_no_header_takes_is_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("A_KEY", key)
+    assert run("--a", "http://x", "--b", "http://y", "--key-env", "A_KEY") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 1
+    assert "A_KEY" in captured.err and "hu" not in captured.err
 
 
 def rounds_of(ratios: list[float]) -> Rounds:

@@ -69,6 +69,26 @@ def test_asked_wrongly(flags: list[str], said: str) -> None:
     assert said in result.line
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch_size": 2 * 10**12}, "one call's operands do not fit"),
+        ({"batch_size": 10**400}, "one call's operands do not fit"),
+        ({"max_context": 10**15}, "one call's operands do not fit"),
+        (None, "nested too deeply"),
+    ],
+)
+@pytest.mark.parametrize("where", [(), ("--in-process",)])
+def test_a_column_that_cannot_be_held(
+    change: dict[str, int] | None, said: str, where: tuple[str, ...]
+) -> None:
+    column = "[" * 100_000 if change is None else json.dumps(CPU.usual.to_dict() | change)
+    flags = ["--kv-lens", "64", "--check", "reference", "--device", "cpu", *where]
+    result = cli("prove", "torch-splitkv", "--column", column, *flags)
+    assert result.code == 2
+    assert said in result.line
+
+
 def test_a_fault_ends_the_command_by_its_signal(tmp_path: Path) -> None:
     result = script("prove", "planted-null-pointer", *HERE, folder=tmp_path)
     assert result.code == -signal.SIGSEGV

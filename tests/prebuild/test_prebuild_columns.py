@@ -46,6 +46,7 @@ def test_columns_come_back_as_they_are_stored_each_once(listed: Path) -> None:
     [
         (None, "cannot be read as JSON: No such file"),
         ("{", "cannot be read as JSON: Expecting property name"),
+        ("[" * 200_000, "cannot be read as JSON: it is nested too deeply"),
         ("[]", "must hold a JSON list of stored columns, one at least"),
         ('{"shape": {}}', "must hold a JSON list"),
         ("[1]", "entry 0 is not a stored column: 'int' object"),

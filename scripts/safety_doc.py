@@ -121,6 +121,8 @@ counts the faults of this page with a planted one that the check must find, on t
 
 {by_check(rows)}
 
+`soak` and `workspace` are run by name only (`autotune prove ROUTE --check soak`) and are part of no proof.
+
 ## The rules
 
 `autotune.routes.contract.Contract` is for a serving process: `autotune/engines` asks it before each call that

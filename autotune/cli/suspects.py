@@ -26,6 +26,7 @@ def command(
     A suspect is no proof: autotune prove repeats its checks, autotune quarantine withdraws it.
     """
     import os
+    from shlex import quote
 
     from autotune.cli.output import print_json, print_text
     from autotune.engines.environment import read_settings
@@ -57,9 +58,13 @@ def command(
             print_text(str(each))
             routes = dict.fromkeys(route for route, _ in each.routes)
             for route in routes:
-                print_text(f'  autotune quarantine {each.table} --route {route} --why "..."')
+                named = f"{quote(each.table)} --route {quote(route)}"
+                print_text(f'  autotune quarantine {named} --why "..."')
         if not found:
             print_text(f"{place}: no process ended badly")
     if forget:
-        forget_suspects(place)
+        try:
+            forget_suspects(found)
+        except OSError as error:
+            raise CliError(f"--forget: {error.filename}: {error.strerror}") from error
     return int(Exit.DONE)

@@ -1,9 +1,10 @@
 """Which routes were captured when a process died: a small file, on disk before the route is called.
 
-One file per engine process, ``suspects-<engine>-<pid>.json`` in the state folder, written whole and flushed
-to the disk (fsync, then rename, then fsync of the folder) *before* a call that goes to a route for the first
-time. An orderly exit removes it. So a file whose process is gone names what that process had captured or
-called when it died: not a proof, but where to look, and what ``autotune quarantine`` would withdraw.
+One file per engine process and hook, ``suspects-<engine>-<pid>-<process start>-<time>.json`` in the state
+folder (a process number is used again, in a container at every start). It is written whole and flushed to the
+disk (fsync, then rename, then fsync of the folder) *before* a call that goes to a route for the first time.
+An orderly exit removes it. So a file whose process is gone names what that process had captured or called
+when it died: not a proof, but where to look, and what ``autotune quarantine`` would withdraw.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import atexit
 import json
 import os
 import re
+import stat
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,6 +41,7 @@ class Suspect:
     Attributes:
         death: the CUDA error that it saw, or empty where it ended without a word.
         routes: ``(route, cell)`` in the order in which they were first called.
+        path: the file that says so.
     """
 
     engine: str
@@ -46,6 +51,7 @@ class Suspect:
     digest: str
     death: str
     routes: tuple[tuple[str, str], ...]
+    path: Path
 
     def __str__(self) -> str:
         seen = "; ".join(f"{route} at {cell}" for route, cell in self.routes) or "no route"
@@ -57,13 +63,15 @@ class Captured:
     """The file of this process. No method raises: without a file, serving goes on."""
 
     def __init__(self, folder: Path, engine: str, *, table: str, digest: str) -> None:
-        self._path = folder / f"{PREFIX}{engine}-{os.getpid()}.json"
         self._pid = os.getpid()
+        born = _born(self._pid)
+        # the time tells two hooks of one process apart, and processes of two boots
+        self._path = folder / f"{PREFIX}{engine}-{self._pid}-{born or 0}-{time.time_ns()}.json"
         self._known: set[tuple[str, str]] = set()
         self._data: dict[str, Any] = {
             "engine": engine,
-            "pid": os.getpid(),
-            "born": _born(os.getpid()),
+            "pid": self._pid,
+            "born": born,
             "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "table": table,
             "digest": digest,
@@ -126,33 +134,45 @@ def find_suspects(folder: Path) -> tuple[Suspect, ...]:
     found: list[tuple[float, Suspect]] = []
     for path in sorted(folder.glob(f"{PREFIX}*.json")) if folder.is_dir() else ():
         try:
-            if path.stat().st_size > _MOST_BYTES:
+            seen = path.stat()
+            if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MOST_BYTES:
                 continue
             data = json.loads(path.read_text("utf-8"))
             suspect = Suspect(
-                engine=str(data["engine"]),
+                engine=_text(data["engine"]),
                 pid=int(data["pid"]),
-                started=str(data["started"]),
-                table=str(data["table"]),
-                digest=str(data["digest"]),
-                death=str(data["death"]),
-                routes=tuple((str(route), str(cell)) for route, cell in data["routes"]),
+                started=_text(data["started"]),
+                table=_text(data["table"]),
+                digest=_text(data["digest"]),
+                death=_text(data["death"]),
+                routes=tuple((_text(route), _text(cell)) for route, cell in data["routes"]),
+                path=path,
             )
             alive = _born(suspect.pid)
             # a number is used again: the start time tells the process from its successor
             if suspect.death or alive is None or alive != data.get("born"):
-                found.append((path.stat().st_mtime, suspect))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                found.append((seen.st_mtime, suspect))
+        except Exception:  # foreign contents: no list of them is complete, and an engine starts all the same
             continue
     return tuple(suspect for _, suspect in sorted(found, key=lambda pair: pair[0]))
 
 
-def forget_suspects(folder: Path) -> int:
-    """Remove what :func:`find_suspects` finds; how many files went."""
-    gone = find_suspects(folder)
-    for suspect in gone:
-        (folder / f"{PREFIX}{suspect.engine}-{suspect.pid}.json").unlink(missing_ok=True)
-    return len(gone)
+def forget_suspects(found: Iterable[Suspect]) -> int:
+    """Remove the files that :func:`find_suspects` found, whatever they say; how many went.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    gone = 0
+    for suspect in found:
+        suspect.path.unlink(missing_ok=True)
+        gone += 1
+    return gone
+
+
+def _text(value: object) -> str:
+    """For a terminal: what a file says, in printable characters."""
+    return "".join(each if each.isprintable() else "?" for each in str(value))
 
 
 def _born(pid: int) -> str | None:

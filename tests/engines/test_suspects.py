@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.engines.suspects import PREFIX, find_suspects, forget_suspects
+from autotune.engines.suspects import PREFIX, Captured, find_suspects, forget_suspects
 from autotune.engines.traffic import Traffic, bucket
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_only_a_bad_end_leaves_suspects(tmp_path: Path, how: str, died: bool) ->
         assert [route for route, _ in suspect.routes] == ["fmha-v2", "xqa-decode"]
         assert ("illegal memory access" in suspect.death) == (how == "error")
         assert "fmha-v2 at 8/1/128 q_len 4 batch 16" in str(suspect)
-        assert forget_suspects(tmp_path) == 1 and find_suspects(tmp_path) == ()
+        assert forget_suspects(found) == 1 and find_suspects(tmp_path) == ()
 
 
 def test_a_running_process_is_no_suspect_and_a_number_used_again_hides_none(tmp_path: Path) -> None:
@@ -67,11 +67,51 @@ def test_a_running_process_is_no_suspect_and_a_number_used_again_hides_none(tmp_
     assert len(find_suspects(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x"}', "[" * 5000])
+def test_a_successor_of_the_same_number_leaves_the_dead_ones_file(tmp_path: Path) -> None:
+    child(tmp_path, "error")
+    (path,) = tmp_path.glob(f"{PREFIX}*.json")
+    data = json.loads(path.read_text()) | {"pid": os.getpid(), "born": "1"}
+    dead = path.rename(tmp_path / f"{PREFIX}sglang-{os.getpid()}-1-5.json")
+    dead.write_text(json.dumps(data))
+    first, second = (Captured(tmp_path, "sglang", table="t", digest="d") for _ in range(2))
+    assert first.path != second.path
+    first.add("fmha-v2", "k")
+    second.add("fmha-v2", "k")
+    first.close()
+    assert second.path.exists() and not first.path.exists()
+    second.close()
+    assert [each.path for each in find_suspects(tmp_path)] == [dead]
+
+
+def test_what_is_forgotten_is_the_file_that_was_found(tmp_path: Path) -> None:
+    state, other = tmp_path / "state", tmp_path / "x-1.json"
+    (state / f"{PREFIX}sglang-1").mkdir(parents=True)
+    other.write_text("keep")
+    child(state, "kill")
+    (path,) = state.glob(f"{PREFIX}*.json")
+    data = json.loads(path.read_text()) | {"engine": "sglang-1/../../x", "pid": 1, "born": "none\x1b[2J"}
+    path.write_text(json.dumps(data | {"table": "a\x1b[2J\nb"}))
+    (found,) = find_suspects(state)
+    assert found.table == "a?[2J?b"
+    assert forget_suspects([found]) == 1
+    assert other.read_text() == "keep" and not path.exists()
+
+
+BAD_PID = (
+    '{"engine": "e", "pid": 1e999, "started": "", "table": "", "digest": "", "death": "x", "routes": []}'
+)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": "x"}', "[" * 5000, BAD_PID])
 def test_a_file_that_is_none_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / f"{PREFIX}sglang-1.json").write_text(text)
     assert find_suspects(tmp_path) == ()
     assert find_suspects(tmp_path / "none") == ()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"{PREFIX}sglang-1.json")
+    assert find_suspects(tmp_path) == ()
 
 
 @pytest.mark.parametrize(

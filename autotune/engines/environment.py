@@ -74,11 +74,17 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         return Settings(table, Mode.OFF, problem=f"{error}; {named}; off")
     if table is None:
         return Settings(None, Mode.OFF)
-    state = _path(given, "AUTOTUNE_STATE") or _default_state(given)
+    state = state_folder(given)
     traffic = given.get("AUTOTUNE_TRAFFIC", "").strip().replace("{pid}", str(os.getpid()))
     return Settings(
         table, mode, miss, _path(given, "AUTOTUNE_FACTS"), state, Path(traffic) if traffic else None
     )
+
+
+def state_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where captured routes are kept: ``AUTOTUNE_STATE``, or the user's cache; None without a home."""
+    given = os.environ if environ is None else environ
+    return _path(given, "AUTOTUNE_STATE") or _default_state(given)
 
 
 def find_table(place: Path, facts: Facts, engine: str) -> Path:

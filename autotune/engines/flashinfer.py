@@ -21,6 +21,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.domain.cell import Column
@@ -28,9 +29,9 @@ from autotune.domain.dtypes import DTypes
 from autotune.domain.shape import Shape
 from autotune.engines import context_kernels
 from autotune.engines.choice import Choice, Chooser
-from autotune.engines.environment import Miss, Mode
+from autotune.engines.environment import Miss, Mode, state_folder
 from autotune.engines.pool import dtype_name, layout_of
-from autotune.engines.runtime import Runtime, capturing, collected
+from autotune.engines.runtime import Runtime, capturing, collected, recorded
 from autotune.router import Router
 from autotune.routes.base import Capacity, Step
 from autotune.routes.contract import Buffers, Context, Contract
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from autotune.router.facts import FactsLike
+    from autotune.router.watch import Watch
 
 MODULE, NAME = "flashinfer.decode", "trtllm_batch_decode_with_kv_cache"
 
@@ -52,6 +54,8 @@ _KNOWN = frozenset(
         *("enable_pdl", "backend", "q_len_per_req", "mask", "multi_ctas_kv_counter_buffer"),
     }
 )
+# By which a caller of ``install`` says that each mask which it hands over is causal.
+CAUSAL_MASK = "causal_mask"
 # An engine has a few layer kinds; a caller whose max_seq_len follows the batch would make one a step.
 _MOST_KINDS = 64
 _MOST_COLUMNS = 1024
@@ -215,12 +219,31 @@ def _kind(
 
 
 def _is_default(value: object, default: object) -> bool:
-    if value is None or value is False:
+    if value is None:
         return True
     try:
         return type(value) is type(default) and bool(value == default)
     except Exception:  # a tensor compares to a tensor
         return False
+
+
+def _misshapen(request: Request) -> str | None:
+    """What is wrong with the form of a call's mask; its contents are on the device and not looked at."""
+    mask: Any = request.buffers.mask
+    step = request.step
+    form = (step.batch_size, step.q_len, 2 * -(-step.q_len // 32))
+    wanted = f"a contiguous uint16 tensor {form} on {step.q.device} is needed"
+    try:
+        right = tuple(mask.shape) == form and str(mask.dtype) == "torch.uint16" and mask.is_contiguous()
+        if right and mask.device == step.q.device:
+            return None
+        return f"the mask is {tuple(mask.shape)} {mask.dtype} on {mask.device}; {wanted}"
+    except AttributeError:
+        return f"the mask is a {type(mask).__name__}; {wanted}"
+
+
+# (kind, max_seq_len) -> the chooser, and (batch, q_len) -> what it answered
+_Choosers = dict[tuple[Kind, int], tuple[Chooser, dict[tuple[int, int], Choice]]]
 
 
 class Hook:
@@ -247,12 +270,13 @@ class Hook:
             if parameter.default is not inspect.Parameter.empty
         }
         self._kinds: dict[tuple[Any, ...], Kind] = {}
-        self._choosers: dict[tuple[Kind, int], tuple[Chooser, dict[tuple[int, int], Choice]]] = {}
+        # with the generation that they are of: a thread that was slow keeps its own, of the table before
+        self._choosers: tuple[int, _Choosers] = (-1, {})
         self._contracts: dict[tuple[Any, ...], tuple[Column, Contract]] = {}
-        self._generation = -1
         self._called: set[tuple[str, Kind, int, int]] = set()
         self.scratch = context_kernels.Scratch()
         self._bindings: list[tuple[types.ModuleType, str]] = []
+        self._watch: Watch | None = None
 
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:
@@ -306,7 +330,14 @@ class Hook:
         return f"{choice.route or request.kind.called} at {request.cell}, {choice.why}: {choice.detail}"
 
     def uninstall(self) -> None:
-        """Put the library's function back wherever this hook stands. Captured graphs stay as they are."""
+        """Put the library's function back wherever this hook stands. Captured graphs stay as they are.
+
+        So does the crash record, until this process ends in order: those graphs may be replayed. The table
+        is no longer watched if :func:`install` loaded it.
+        """
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
         for module, name in self._bindings:
             if getattr(module, name, None) is self._installed:
                 setattr(module, name, self._original)
@@ -362,7 +393,23 @@ class Hook:
         return request, choice, column
 
     def _judge(self, request: Request) -> tuple[Choice, Column]:
-        """The table's answer, if the contract of the kernel behind it holds; else what a miss gets."""
+        """The table's answer, if the contract of the kernel behind it holds; else what a miss gets.
+
+        A context kernel takes no mask: it attends causally. So a call with one keeps the engine's kernel
+        unless the caller attests that its masks are causal, since their contents are not read here.
+        """
+        choice, column = self._unmasked(request)
+        if choice.route is None or request.buffers.mask is None:
+            return choice, column
+        if CAUSAL_MASK not in self.runtime.attests:
+            why = f'{choice.route} ignores the mask given; attests={{"{CAUSAL_MASK}"}} says that it is causal'
+            return Choice(None, "mask", why, decided=False), column
+        if (wrong := _misshapen(request)) is not None:
+            return Choice(None, "contract", wrong, decided=False), column
+        return choice, column
+
+    def _unmasked(self, request: Request) -> tuple[Choice, Column]:
+        """:meth:`_judge` without the mask of a context kernel's call."""
         step, kind = request.step, request.kind
         pad = 1 if self._pad_value is None else self._pad_value
         column = kind.column(step, pad)
@@ -396,14 +443,15 @@ class Hook:
 
     def _chooser(self, request: Request) -> tuple[Chooser, dict[tuple[int, int], Choice]]:
         """The kind's chooser, and what it answered already: until the table is reloaded that stays."""
-        if self.runtime.router.generation != self._generation:  # another table, or none for now
-            self._generation = self.runtime.router.generation
-            self._choosers.clear()
+        generation, choosers = self._choosers
+        if self.runtime.router.generation != generation:  # another table, or none for now
+            choosers = {}
+            self._choosers = (self.runtime.router.generation, choosers)
         kind = request.kind
         key = (kind, request.step.max_seq_len)
-        found = self._choosers.get(key)
+        found = choosers.get(key)
         if found is None:
-            if len(self._choosers) >= _MOST_KINDS:
+            if len(choosers) >= _MOST_KINDS:
                 raise NotOursError("max_seq_len differs from call to call; pass the engine's max context")
             made = self.runtime.chooser(
                 kind.shape,
@@ -415,7 +463,7 @@ class Hook:
                 pad_value=self._pad_value,
                 sizes=self._sizes,
             )
-            found = self._choosers[key] = (made, {})
+            found = choosers[key] = (made, {})
         return found
 
     def _broken(
@@ -454,17 +502,22 @@ def install(
     attests: Iterable[str] = (),
     capture_sizes: Iterable[int] = (),
     pad_value: int | None = None,
+    state: str | os.PathLike[str] | None = None,
 ) -> Hook:
     """Replace FlashInfer's decode function by one that asks the table.
 
     Args:
-        table: a table's path, or a router that is loaded already.
+        table: a table's path, which is watched for changes from then on and gets a crash record, as in a
+            plugin; or a router or runtime that is made already, whose watching and record are its owner's.
         facts: of this machine; collected here if None.
         mode: ``route``, or ``observe`` to count and log only.
         miss: what a call gets that the table does not decide or that breaks the contract.
-        attests: requirements that the caller guarantees, such as ``finite_pool``.
+        attests: requirements that the caller guarantees, such as ``finite_pool``. ``causal_mask``: every
+            ``mask`` that is handed over is causal; without it a call with a mask keeps its kernel. A runtime
+            has its own.
         capture_sizes: the batch sizes that will be captured, for the line at start; the table's if empty.
         pad_value: KV length of padded rows; None: as the table's engine pads.
+        state: folder of the crash record; ``AUTOTUNE_STATE``'s, or the user's cache, if None.
 
     Raises:
         ImportError: FlashInfer is not installed.
@@ -478,17 +531,25 @@ def install(
     original = getattr(library, NAME)
     if getattr(original, "__autotune__", None) is not None:
         raise ValueError("flashinfer is hooked already; uninstall() the other hook first")
+    watched = None
     if isinstance(table, Runtime):
         runtime = table
     else:
+        mode, miss, captured = Mode(mode), Miss(miss), None
         if not isinstance(table, Router):
-            table = Router.load(table, facts=collected() if facts is None else facts)
-        runtime = Runtime(table, engine="flashinfer", mode=Mode(mode), miss=Miss(miss), attests=attests)
+            table = watched = Router.load(table, facts=collected() if facts is None else facts)
+            captured = recorded(state_folder() if state is None else Path(state), "flashinfer", watched)
+        attested = {attests} if isinstance(attests, str) else attests
+        runtime = Runtime(
+            table, engine="flashinfer", mode=mode, miss=miss, attests=attested, captured=captured
+        )
     found = runtime.router.table
     capability = str(found.facts.hardware.get("compute_capability", "")) if found is not None else ""
     major = int(capability.split(".", 1)[0]) if capability[:1].isdigit() else 0
     hook = Hook(runtime, original, major=major, sizes=tuple(capture_sizes), pad_value=pad_value)
     hook._install()
+    if watched is not None:
+        hook._watch = watched.watch()
     hook._installed.__autotune__ = hook  # type: ignore[attr-defined]
     return hook
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from autotune.engines.traffic import Traffic
 
 
+_TRIES = 8
+
+
 class Runtime:
     """One per process and hook. Made by :func:`start`, or by whoever has a router already."""
 
@@ -51,6 +54,11 @@ class Runtime:
         self._failures = 0
 
     @property
+    def attests(self) -> frozenset[str]:
+        """What the caller guarantees."""
+        return self._attests
+
+    @property
     def active(self) -> bool:
         """Whether the table is in use at all."""
         return self.mode is not Mode.OFF and self.router.agreed_on != INACTIVE
@@ -68,11 +76,22 @@ class Runtime:
         sizes: tuple[int, ...] = (),
         q_lens: tuple[int, ...] = (),
     ) -> Chooser:
-        """Bind one attention layer kind, and say in one line what that means for the captured ``sizes``."""
-        table = self.router.table
-        bound = self.router.bind(
-            shape, dtypes, max_context=max_context, attests=self._attests, pad_value=pad_value
-        )
+        """Bind one attention layer kind, and say in one line what that means for the captured ``sizes``.
+
+        Raises:
+            RuntimeError: the table was reloaded in each of some tries.
+        """
+        for _ in range(_TRIES):
+            generation = self.router.generation
+            table = self.router.table
+            bound = self.router.bind(
+                shape, dtypes, max_context=max_context, attests=self._attests, pad_value=pad_value
+            )
+            # rows and fallback are to be those of the table that the binding answers from
+            if self.router.generation == generation and self.router.table is table:
+                break
+        else:
+            raise RuntimeError("the table is being reloaded over and over")
         entries = [
             entry
             for entry in (table.entries if table is not None else ())
@@ -174,13 +193,7 @@ def _start(settings: Settings, engine: str, attests: Iterable[str]) -> Runtime |
             f"autotune export --engine {engine}"
         )
         return None
-    captured = None
-    if settings.state is not None:
-        from autotune.engines.suspects import Captured, find_suspects
-
-        for suspect in find_suspects(settings.state):
-            say(f"{suspect}; see autotune suspects, withdraw with autotune quarantine")
-        captured = Captured(settings.state, engine, table=str(path), digest=router.digest or "")
+    captured = recorded(settings.state, engine, router)
     router.watch()
     traffic = None
     if settings.traffic is not None:
@@ -196,6 +209,20 @@ def _start(settings: Settings, engine: str, attests: Iterable[str]) -> Runtime |
         captured=captured,
         traffic=traffic,
     )
+
+
+def recorded(state: Path | None, engine: str, router: Router) -> Captured | None:
+    """This process' crash record in ``state``, after telling what earlier ones left there. Never raises."""
+    if state is None:
+        return None
+    from autotune.engines.suspects import Captured, find_suspects
+
+    try:
+        for suspect in find_suspects(state):
+            say(f"{suspect}; see autotune suspects, withdraw with autotune quarantine")
+    except Exception as error:  # what a dead process left turns nothing off
+        say(f"{engine}: {state}: its suspects cannot be read: {told(error)}")
+    return Captured(state, engine, table=router.status.path, digest=router.digest or "")
 
 
 def collected(path: Path | str | os.PathLike[str] | None = None) -> Facts:

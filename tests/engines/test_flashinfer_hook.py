@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ from autotune.engines.environment import Miss, Mode
 from autotune.engines.flashinfer import Hook
 from autotune.engines.runtime import Runtime
 from autotune.engines.suspects import Captured
+from autotune.router import Router
+from autotune.table.dump import write_table
+from autotune.table.load import load_table
+from autotune.table.withdraw import Withdrawal
+from autotune.table.withdraw import withdraw as quarantined
 from tests.engines import standin, tables
 from tests.engines.standin import Library, decode_call
 from tests.table.samples import CUDA_FACTS
@@ -35,6 +41,7 @@ def call(**arguments: Any) -> torch.Tensor:
 
 
 def hook_of(tmp_path: Path, **options: Any) -> Hook:
+    options.setdefault("attests", {"causal_mask"})
     return flashinfer.install(tables.router(tmp_path / "h200.yaml"), **options)
 
 
@@ -159,7 +166,7 @@ def test_a_kernel_that_fails_is_replaced_by_the_engines_own(
 def test_a_dead_context_is_not_retried_and_names_its_suspects(tmp_path: Path, library: Library) -> None:
     router = tables.router(tmp_path / "h200.yaml")
     captured = Captured(tmp_path, "flashinfer", table="t", digest="d")
-    flashinfer.install(Runtime(router, engine="flashinfer", captured=captured))
+    flashinfer.install(Runtime(router, engine="flashinfer", captured=captured, attests=["causal_mask"]))
     library.fail["fmha_v2"] = standin.IllegalAccessError()
     with pytest.raises(standin.IllegalAccessError):
         call(**decode_call((200,)))
@@ -190,7 +197,7 @@ def test_our_own_failures_are_stock(
 def test_inactive_table_changes_nothing(tmp_path: Path, library: Library) -> None:
     path = tables.write(tmp_path / "h200.yaml")
     path.write_bytes(path.read_bytes().replace(b"8", b"9", 1))
-    hook = flashinfer.install(path, facts=CUDA_FACTS, miss=Miss.FALLBACK)
+    hook = flashinfer.install(path, facts=CUDA_FACTS, miss=Miss.FALLBACK, state=tmp_path)
     assert hook.runtime.router.status.state == "inactive"
     call(**decode_call((200,)))
     assert library.called == ["decode"] and hook.counts == {}
@@ -229,3 +236,69 @@ def test_a_router_that_was_suspended_is_asked_anew(tmp_path: Path, library: Libr
     router.resume()
     call(**arguments)
     assert library.called == ["fmha_v2", "decode", "fmha_v2"]
+
+
+def withdraw(path: Path, *, batch: tuple[int, ...] = ()) -> None:
+    """``autotune quarantine`` of the decode kernel."""
+    table = load_table(path)
+    told = Withdrawal("xqa-decode", batch_size=batch) if batch else Withdrawal("xqa-decode")
+    write_table(quarantined(table, told.items(table, "it faulted", "2026-01-01T00:00:00Z")), path)
+
+
+def test_a_mask_that_may_be_a_trees_keeps_the_kernel_that_reads_it(tmp_path: Path, library: Library) -> None:
+    hook = hook_of(tmp_path, attests=(), miss="fallback")
+    arguments = decode_call((200,))  # the context kernel's, which attends causally
+    call(**arguments)
+    assert library.called == ["decode"] and hook.counts == {("xqa-decode", "mask"): 1}
+    assert 'attests={"causal_mask"}' in hook.explain(**arguments)
+    call(**{**arguments, "mask": None})
+    assert library.called == ["decode", "fmha_v2"]
+    hook.uninstall()
+    attested = hook_of(tmp_path)
+    for mask in (torch.zeros(3), arguments["mask"].to(torch.int32), arguments["mask"][:, :2], "causal"):
+        assert "the mask is" in attested.explain(**{**arguments, "mask": mask})
+    assert attested.explain(**arguments).startswith("fmha-v2")
+
+
+def test_false_is_no_default_but_its_own() -> None:
+    judge = flashinfer._is_default
+    assert judge(None, True) and judge(False, False) and judge(1.0, 1.0)
+    assert not judge(False, True) and not judge(False, None) and not judge(False, 0) and not judge(0, False)
+
+
+def test_a_loaded_table_is_watched_and_what_it_called_is_on_disk(tmp_path: Path, library: Library) -> None:
+    path, state = tables.write(tmp_path / "h200.yaml"), tmp_path / "state"
+    hook = flashinfer.install(path, facts=CUDA_FACTS, state=state, attests=["causal_mask"])
+    call(**decode_call((200,)))
+    (record,) = state.glob("suspects-flashinfer-*.json")
+    assert "fmha-v2" in record.read_text() and str(path) in record.read_text()
+    watch = hook._watch
+    assert watch is not None and watch.alive
+    withdraw(path)
+    end = time.monotonic() + 60
+    while "quarantined" not in hook.explain(**decode_call((200, 77))) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert "quarantined" in hook.explain(**decode_call((200, 77)))
+    hook.uninstall()
+    assert not watch.alive and record.exists()
+    assert hook.runtime.captured is not None
+    hook.runtime.captured.close()
+    assert not record.exists()
+
+
+def test_a_reload_while_a_kind_is_bound_mixes_no_two_tables(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook = hook_of(tmp_path)
+    bind, binds = Router.bind, []
+
+    def reloaded(self: Router, *args: Any, **kwargs: Any) -> Any:
+        if not binds:
+            withdraw(tmp_path / "h200.yaml")
+            assert self.poll(0.0)
+        binds.append(self.generation)
+        return bind(self, *args, **kwargs)
+
+    monkeypatch.setattr(Router, "bind", reloaded)
+    assert "quarantined" in hook.explain(**decode_call((200, 77)))
+    assert len(binds) == 2

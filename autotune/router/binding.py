@@ -69,6 +69,8 @@ def _dtypes(given: DTypesLike) -> DTypes:
 
 
 def _attested(given: Iterable[str]) -> frozenset[str]:
+    if isinstance(given, Mapping):  # {"finite_pool": False} attests nothing, and its keys would
+        raise ValueError(f"attests must be names, such as {{'finite_pool'}}, not {text_of(given)}")
     listed = [given] if isinstance(given, str) else given or ()
     return frozenset(_plain(need) for need in listed)
 

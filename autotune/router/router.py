@@ -90,7 +90,7 @@ class Router:
         router = cls(None, state.status, fallback)
         router._state = state
         router._path = _absolute(path)
-        router._facts = facts
+        router._facts = _absolute(facts)  # type: ignore[assignment]
         router._mark = mark
         _log_load(state.status)
         return router

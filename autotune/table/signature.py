@@ -23,6 +23,9 @@ _LINE = re.compile(rb"ed25519:([A-Za-z0-9+/]{86}==)\n?")
 _RAW_KEY = re.compile(r"[A-Za-z0-9+/]{43}=")
 _MOST_BYTES = 16 * 1024
 
+# Where a relative path led when it first gave a key: the process may go to another folder before a reload.
+_FOUND: dict[str, str] = {}
+
 
 def demand_signature(data: bytes, path: str | os.PathLike[str]) -> None:
     """Pass silently if ``path`` has a signature of ``data`` by the key in ``AUTOTUNE_PUBKEY``.
@@ -76,7 +79,8 @@ def public_key(text: str) -> Ed25519PublicKey:
     try:
         if _RAW_KEY.fullmatch(text):
             return Ed25519PublicKey.from_public_bytes(base64.b64decode(text))
-        key = load_pem_public_key(read_regular(text, _MOST_BYTES))
+        path = _FOUND.get(text) or os.path.abspath(text)  # noqa: PTH100 - as in source
+        key = load_pem_public_key(read_regular(path, _MOST_BYTES))
     except TableError as error:
         raise TableError(
             "signature", f"{problem} {error.problem}; it is a PEM file or 32 bytes in base64"
@@ -85,6 +89,7 @@ def public_key(text: str) -> Ed25519PublicKey:
         raise TableError("signature", f"{problem} holds no public key in PEM ({error})") from error
     if not isinstance(key, Ed25519PublicKey):
         raise TableError("signature", f"{problem} holds a {type(key).__name__}, not an Ed25519 key")
+    _FOUND[text] = path
     return key
 
 

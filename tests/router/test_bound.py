@@ -398,3 +398,12 @@ def test_look_ups_allocate_nothing() -> None:
         tracemalloc.stop()
     assert after - before <= 64
     assert peak - before < 1024  # nothing piles up in between either
+
+
+def test_a_mapping_attests_nothing() -> None:
+    one = [decided(1, ALL, FASTER, requires=("finite_pool",))]
+    mappings: list[Any] = [{"finite_pool": False}, {"finite_pool": True}, {}]
+    for attests in mappings:
+        found = bound_of(one, attests=attests).explain(1, 4, 100)
+        assert (found.answer, found.why) == ("fallback", "bad_input")
+        assert "attests" in found.detail

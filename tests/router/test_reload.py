@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import threading
@@ -319,3 +320,16 @@ def test_a_log_handler_that_raises_or_asks_the_router_does_no_harm(path: Path) -
     finally:
         logger.removeFilter(boom)
     assert router.status.active
+
+
+def test_a_relative_facts_file_is_found_from_another_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "facts.json").write_text(json.dumps(samples.FACTS.to_dict()))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    router = Router.load("table.yaml", facts="facts.json")
+    assert router.status.active
+    monkeypatch.chdir("other")
+    write_table(FEWER, path)
+    assert poll(router), router.status.refused

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.router import Router
+from autotune.table import signature
 from autotune.table.dump import dump_table, write_table
 from autotune.table.errors import TableError
 from autotune.table.load import load_table
@@ -168,3 +169,18 @@ class TestWithCryptography:
         assert cli("quarantine", path, *flags, "--batch", "4", "--key", key).code == 0
         assert router.poll(min_interval_s=0.0)
         assert bound.route(4, 4) == samples.FALLBACK
+
+    def test_a_relative_key_file_is_found_from_another_folder(
+        self, path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (path.parent / "pub.pem").write_bytes(self.public_pem(key))
+        (path.parent / "other").mkdir()
+        assert cli("sign", path, "--key", key).code == 0
+        monkeypatch.setenv(VARIABLE, "pub.pem")
+        monkeypatch.setattr(signature, "_FOUND", {})
+        monkeypatch.chdir(path.parent / "other")
+        assert not Router.load(path, facts=samples.FACTS).status.active  # never found: nothing to remember
+        monkeypatch.chdir(path.parent)
+        assert Router.load(path, facts=samples.FACTS).status.active
+        monkeypatch.chdir("other")
+        assert Router.load(path, facts=samples.FACTS).status.active

@@ -104,7 +104,7 @@ def all_routes(device: str, only: str | None = None) -> dict[str, Route]:
         only: names, comma-separated; None: all.
 
     Raises:
-        CliError: ``only`` names a route that is not there (exit 2).
+        CliError: ``only`` names no route, or one that is not there (exit 2).
     """
     from autotune.cli.output import note
     from autotune.routes import registry
@@ -115,6 +115,8 @@ def all_routes(device: str, only: str | None = None) -> dict[str, Route]:
     if only is None:
         return found
     wanted = [name.strip() for name in only.split(",") if name.strip()]
+    if not wanted:
+        raise CliError(f"--routes {only!r}: names no route; there are {', '.join(found)}", Exit.USAGE)
     if unknown := [name for name in wanted if name not in found]:
         raise CliError(f"--routes {unknown[0]}: there are {', '.join(found)}", Exit.USAGE)
     return {name: route for name, route in found.items() if name in wanted}

@@ -75,6 +75,7 @@ def test_help(command: str) -> None:
         (["run", "--gpu", "cpu", "--dtype", ""], "--dtype: names nothing; the space has fp32, bf16"),
         (["export", "--gpu", "cpu", "--kv", "4097"], "--kv 4097: not in the space"),
         (["export", "--gpu", "cpu", "--objective", "step"], "--objective step: the space declares graph"),
+        (["plan", "--gpu", "cpu", "--routes", ""], "--routes '': names no route; there are torch-"),
         (["show", "no-such-table.yaml"], "no-such-table.yaml"),
         (["prove", "nonsense", "--column", "{}", "--kv-lens", "1"], "not a stored column"),
     ],

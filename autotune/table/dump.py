@@ -44,7 +44,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, '"'))
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # A lone surrogate (an argument's byte that is not UTF-8) has no YAML spelling that a loader would take.
+    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", plain, '"')
+
+
+_Dumper.add_representer(str, _text)
 _Dumper.add_representer(_Word, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text))
 _Dumper.add_representer(
     _Line, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data.items(), True)
@@ -150,11 +156,15 @@ def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    # In the same folder: a rename is atomic only inside one file system. os.open applies the umask.
+    # In the same folder: a rename is atomic only inside one file system. os.open applies the umask, which is
+    # right for a new file only: servers that could read the old one must be able to read this one.
+    before = target.stat() if target.exists() else None
     temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(descriptor, "wb") as file:
+            if before is not None:
+                _keep_owner_and_mode(descriptor, before)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -168,6 +178,15 @@ def _replace(target: Path, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _keep_owner_and_mode(descriptor: int, before: os.stat_result) -> None:
+    # As far as this user may. The owner first: changing it clears bits of the mode.
+    for owner in ((before.st_uid, -1), (-1, before.st_gid)):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, *owner)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
 
 
 def _words(**items: Any) -> dict[Any, Any]:

@@ -145,3 +145,23 @@ def test_a_write_that_stops_halfway_leaves_the_old_file(tmp_path: Path) -> None:
     assert "cannot write the table: File too large" in child.stdout
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_rewrite_keeps_the_mode(tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    before = os.umask(0o077)
+    try:
+        write_table(samples.sample(), path)
+        assert path.stat().st_mode & 0o777 == 0o600  # a new file: the umask's
+        path.chmod(0o644)
+        write_table(samples.sample(), path)
+        assert path.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(before)
+
+
+def test_a_lone_surrogate_is_escaped() -> None:
+    item = Quarantine(samples.SPLIT, "bad \udcff", "2026-12-01T00:00:00Z")
+    table = samples.table_of(samples.sample_cells(), quarantine=[item])
+    (found,) = load_table(dump_table(table)).quarantine
+    assert found.reason == "bad \\udcff"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,8 @@ from autotune.cli.exits import CliError, Exit
 from autotune.cli.options import Json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from autotune.table.model import RoutingTable
     from autotune.table.withdraw import Withdrawal
 
@@ -59,11 +63,8 @@ def command(
     from autotune.cli.context import require_database
     from autotune.cli.output import note, print_json, print_text
     from autotune.table.diff import diff_tables
-    from autotune.table.dump import dump_table, write_table
-    from autotune.table.errors import TableError
     from autotune.table.load import load_table
     from autotune.table.source import signature_path
-    from autotune.table.withdraw import withdraw
 
     asked = _asked(route, heads, dtype, q_len, batch)
     if not why.strip():
@@ -75,29 +76,28 @@ def command(
         from autotune.table.signature import private_key
 
         signing = private_key(key)
-    loaded = load_table(table)
     name = (by or _login()).strip()
     reason = f"{' '.join(why.split())} (signed off by {name})"
+    # Bytes that are not UTF-8 arrive as lone surrogates, which neither a table, a database nor stdout takes.
+    reason = reason.encode("utf-8", "backslashreplace").decode("utf-8")
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    try:
-        items = asked.items(loaded, reason, now)
-        withdrawn = withdraw(loaded, items)
-        dump_table(withdrawn)  # what cannot be written must not be noted in the database either
-    except TableError as error:
-        raise error.within(str(table)) from error
-    noted = _note(db, asked, loaded, reason) if db is not None else 0
-    digest = write_table(withdrawn, table)
-    signature = signature_path(table)
-    assert signature is not None
-    if signing is not None:
-        from autotune.cli.sign import write_signature
+    with _alone(table):
+        loaded = load_table(table)
+        data, withdrawn, items = _withdrawn(table, loaded, asked, reason, now)
+        noted = _note(db, asked, loaded, reason) if db is not None else 0
+        _write(data, table, noted)
+        digest = withdrawn.digest
+        signature = signature_path(table)
+        assert signature is not None
+        if signing is not None:
+            from autotune.cli.sign import write_signature
 
-        write_signature(table, signing)
-    elif Path(signature).exists():
-        note(
-            f"{signature} no longer fits, and routers that demand it keep the old table: "
-            f"autotune sign {table} --key FILE"
-        )
+            write_signature(table, signing)
+        elif Path(signature).exists():
+            note(
+                f"{signature} no longer fits, and routers that demand it keep the old table: "
+                f"autotune sign {table} --key FILE"
+            )
     changed = [change for change in diff_tables(loaded, withdrawn) if change.kv_high is not None]
     if json:
         print_json(
@@ -106,7 +106,7 @@ def command(
                 "digest": digest,
                 "before": loaded.digest,
                 "reason": reason,
-                "entries": len(items),
+                "entries": items,
                 "cells": len(changed),
                 "columns_noted": noted,
             }
@@ -115,6 +115,63 @@ def command(
         text = f"{table}: {route} withdrawn in {len(changed)} cells; {loaded.digest[:19]} -> {digest[:19]}"
         print_text(text + (f"; {noted} columns noted in the database" if db is not None else ""))
     return int(Exit.DONE)
+
+
+@contextmanager
+def _alone(table: Path) -> Iterator[None]:
+    """Wait for other runs on this table: of two that read the same one, the later write would win.
+
+    The lock is on the folder, which holds no lock file then; it ends with the process. Where a file system
+    has no such lock, runs are not kept apart.
+    """
+    import fcntl
+
+    folder = None
+    try:
+        with suppress(OSError):  # a folder that is not there: reading the table says so
+            folder = os.open(
+                Path(os.path.realpath(table)).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            )
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _withdrawn(
+    path: Path, loaded: RoutingTable, asked: Withdrawal, reason: str, at: str
+) -> tuple[bytes, RoutingTable, int]:
+    """The new table's bytes, what a router will read in them, and how many items were added.
+
+    Raises:
+        TableError: as ``Withdrawal.entries``; or the new table would not load. Before anything is written
+            or noted: a table that is not there withdraws nothing.
+    """
+    from autotune.table.dump import dump_table
+    from autotune.table.errors import TableError
+    from autotune.table.load import load_table
+    from autotune.table.withdraw import withdraw
+
+    try:
+        items = asked.items(loaded, reason, at)
+        data = dump_table(withdraw(loaded, items))
+        return data, load_table(data), len(items)
+    except TableError as error:
+        raise error.within(str(path)) from error
+
+
+def _write(data: bytes, table: Path, noted: int) -> None:
+    from autotune.table.dump import write_bytes
+    from autotune.table.errors import TableWriteError
+
+    try:
+        write_bytes(data, table)
+    except TableWriteError as error:
+        if not noted:
+            raise
+        stayed = f"{noted} columns stay noted in the database, for later exports; the table is as it was"
+        raise TableWriteError(f"{error}; {stayed}: run the same command again") from error
 
 
 def _asked(

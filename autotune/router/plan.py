@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from autotune.router.explanation import Explanation, Why
-from autotune.table.letters import RESERVED
+from autotune.table.letters import NO_SAFE_ROUTE, RESERVED
 from autotune.table.model import Entry, Grid, Proof, Speedup
 
 # One column, as a plain tuple, because CPython indexes nothing faster:
@@ -87,12 +87,20 @@ class Plan:
         max_context: int,
         attests: frozenset[str],
         fallback: str,
+        withdrawn: frozenset[str] = frozenset(),
+        instead: str = "fallback",
     ) -> Plan:
-        """Every answer of ``entries``, which prove ``max_context`` and share shape and dtypes."""
+        """Every answer of ``entries``, which prove ``max_context`` and share shape and dtypes.
+
+        Args:
+            fallback: the answer of calls outside the table.
+            withdrawn: routes that are quarantined somewhere in these entries.
+            instead: the caller's own word, for cells whose fallback is one of them.
+        """
         sizes: dict[int, dict[int, Slot]] = {}
         spans: dict[int, list[tuple[int, int, Slot]]] = {}
         for entry in entries:
-            grid = _Answers(entry, legend, families, max_context, attests)
+            grid = _Answers(entry, legend, families, max_context, attests, withdrawn, instead)
             columns = sizes.setdefault(entry.q_len, {})
             for index, size in enumerate(entry.batch_size):
                 columns[size] = grid.slot(entry.routes, entry.speedup, index)
@@ -146,12 +154,15 @@ class _Answers:
         families: Mapping[str, str],
         max_context: int,
         attests: frozenset[str],
+        withdrawn: frozenset[str],
+        instead: str,
     ) -> None:
         self._entry = entry
         self._legend = legend
         self._families = families
         self._max_context = max_context
         self._attests = attests
+        self._instead = instead if entry.fallback in withdrawn else None
         self._proofs = {proof.route: proof for proof in entry.proof}
 
     def slot(self, grid: Grid, speedup: Speedup, column: int) -> Slot:
@@ -180,6 +191,9 @@ class _Answers:
 
     def _answer(self, letter: str, low: float | None, vs_stock: float | None) -> Explanation:
         meaning, fallback = self._legend[letter], self._entry.fallback
+        if letter == NO_SAFE_ROUTE and self._instead is not None:
+            detail = f"no safe route: the fallback {fallback!r} is quarantined"
+            return Explanation(self._instead, False, False, Why.NO_SAFE_ROUTE, detail, None, None)
         if letter in RESERVED:
             return Explanation(fallback, False, False, _WHY[letter], meaning, None, vs_stock)
         proof: Proof = self._proofs[meaning]

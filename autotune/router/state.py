@@ -68,6 +68,13 @@ class State:
         # Entries of one shape may differ in fallback; where they do, only the caller's own word is safe.
         names = {entry.fallback for entry in known}
         fallback = names.pop() if len(names) == 1 else self._fallback
+        withdrawn = frozenset(
+            item.route
+            for item in table.quarantine
+            if item.shape in (None, binding.shape) and item.dtypes in (None, binding.dtypes)
+        )
+        if fallback in withdrawn:
+            fallback = self._fallback
         pad, proven_pad = binding.pad_value, table.policy.pad_value
         if pad is not None and pad != proven_pad:
             detail = f"padded rows of length {pad}; proven is {proven_pad}, with which engine "
@@ -84,6 +91,8 @@ class State:
             max_context=binding.max_context,
             attests=binding.attests,
             fallback=fallback,
+            withdrawn=withdrawn,
+            instead=self._fallback,
         )
 
     def _always(self, why: str, detail: str, fallback: str | None = None) -> Plan:

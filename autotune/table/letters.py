@@ -14,6 +14,7 @@ from autotune.domain.route_name import is_route_name
 
 NOT_FASTER = FALLBACK_LETTERS[Reason.NOT_FASTER]
 UNPROVEN = FALLBACK_LETTERS[Reason.UNPROVEN]
+NO_SAFE_ROUTE = FALLBACK_LETTERS[Reason.NO_SAFE_ROUTE]
 QUARANTINED = FALLBACK_LETTERS[Reason.QUARANTINED]
 
 # Order is that of the legend in a written table.
@@ -22,7 +23,7 @@ RESERVED = {
     FALLBACK_LETTERS[Reason.CANDIDATE_UNSAFE]: "fallback: the candidate is unsafe here",
     UNPROVEN: "fallback: unproven",
     FALLBACK_LETTERS[Reason.TOO_LARGE]: "fallback: too large for this device",
-    FALLBACK_LETTERS[Reason.NO_SAFE_ROUTE]: "fallback: no route is proven safe, the fallback included",
+    NO_SAFE_ROUTE: "fallback: no route is proven safe, the fallback included",
     QUARANTINED: "fallback: quarantined",
 }
 

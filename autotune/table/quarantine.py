@@ -1,16 +1,22 @@
-"""Withdraw routes from a table that was already made: rewrite their letters to ``q``."""
+"""Withdraw routes from a table that was already made: rewrite their letters to ``q``.
+
+Where the withdrawn route is an entry's fallback, ``#``: there is nothing left that could be answered.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autotune.table.letters import QUARANTINED, RESERVED
+from autotune.table.letters import NO_SAFE_ROUTE, QUARANTINED, RESERVED
 from autotune.table.model import Eager, Entry, Grid, Quarantine, Ratio, RoutingTable, Row, Speedup
 
 
 def apply_quarantine(table: RoutingTable) -> RoutingTable:
     """The same table with every quarantined cell answering the fallback; unchanged if none is.
+
+    A cell whose fallback is quarantined has no safe route, whatever it named: its letter says faster than
+    that fallback, and calls that do not meet the letter's conditions would be answered with it.
 
     An ``any`` row is derived again, and proofs of routes that are no longer named are dropped.
     The router applies this to every table it loads, so a quarantine binds even where letters were left.
@@ -34,12 +40,11 @@ def _withdraw(entry: Entry, items: tuple[Quarantine, ...], legend: Mapping[str, 
         return entry
     letter_of = {name: letter for letter, name in legend.items() if letter not in RESERVED}
 
-    def gone(low: int, high: int) -> set[str]:
-        return {
-            letter_of[item.route]
-            for item in relevant
-            if item.route in letter_of and (item.batch_size is None or low <= item.batch_size <= high)
-        }
+    def gone(low: int, high: int) -> set[str] | None:
+        routes = {i.route for i in relevant if i.batch_size is None or low <= i.batch_size <= high}
+        if entry.fallback in routes:
+            return None
+        return {letter_of[route] for route in routes if route in letter_of}
 
     captured = [gone(size, size) for size in entry.batch_size]
     routes, speedup = _mask(entry.routes, entry.speedup, captured, entry.max_context)
@@ -57,18 +62,24 @@ def _withdraw(entry: Entry, items: tuple[Quarantine, ...], legend: Mapping[str, 
     return replace(entry, routes=routes, speedup=speedup, eager=eager, proof=proof)
 
 
-def _mask(grid: Grid, speedup: Speedup, gone: list[set[str]], max_context: int) -> tuple[Grid, Speedup]:
+def _mask(
+    grid: Grid, speedup: Speedup, gone: list[set[str] | None], max_context: int
+) -> tuple[Grid, Speedup]:
+    # Per column: the letters that go, or None where the fallback itself goes.
     rows: list[Row] = []
     low: list[tuple[Ratio, ...]] = []
     for row, bounds in zip(grid.rows, speedup.low, strict=True):
-        hits = [letter in letters for letter, letters in zip(row.letters, gone, strict=True)]
-        rows.append(
-            Row(
-                row.kv_high,
-                "".join(
-                    QUARANTINED if hit else letter for letter, hit in zip(row.letters, hits, strict=True)
-                ),
+        letters = "".join(_masked(letter, out) for letter, out in zip(row.letters, gone, strict=True))
+        rows.append(Row(row.kv_high, letters))
+        low.append(
+            tuple(
+                None if letter in RESERVED else bound for letter, bound in zip(letters, bounds, strict=True)
             )
         )
-        low.append(tuple(None if hit else bound for bound, hit in zip(bounds, hits, strict=True)))
     return Grid.of(tuple(rows), max_context), Speedup(tuple(low), speedup.vs_stock)
+
+
+def _masked(letter: str, out: set[str] | None) -> str:
+    if out is None:
+        return NO_SAFE_ROUTE
+    return QUARANTINED if letter in out else letter

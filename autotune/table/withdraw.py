@@ -36,9 +36,12 @@ class Withdrawal:
         Raises:
             TableError: the table does not know the route, or has no such entry; it says what there is.
         """
-        known = sorted(name for letter, name in table.legend.items() if letter not in RESERVED)
+        known = sorted(
+            {name for letter, name in table.legend.items() if letter not in RESERVED}
+            | {entry.fallback for entry in table.entries}
+        )
         if self.route not in known:
-            there = ", ".join(known) or "no route but the fallback"
+            there = ", ".join(known) or "no route"
             raise TableError("", f"does not name route {self.route!r}; it names {there}")
         found = [entry for entry in table.entries if self._covers(entry.shape, entry.dtypes)]
         if not found:
@@ -46,10 +49,18 @@ class Withdrawal:
         for name, asked in (("q_len", self.q_len), ("batch_size", self.batch_size)):
             there_are = sorted({value for entry in found for value in _values(entry, name)})
             for value in asked:
-                if not any(low <= value <= high for low, high in there_are):
-                    spans = (str(low) if low == high else f"{low}..{high}" for low, high in there_are)
-                    listed = ", ".join(spans)
-                    raise TableError("", f"has no {name} {value} in these entries; it has {listed}")
+                if not _inside(value, there_are):
+                    raise TableError(
+                        "", f"has no {name} {value} in these entries; it has {_listed(there_are)}"
+                    )
+        # Each may be there, and not together.
+        for q_len, size in product(self.q_len, self.batch_size):
+            sizes = sorted({v for e in found if e.q_len == q_len for v in _values(e, "batch_size")})
+            if not _inside(size, sizes):
+                raise TableError(
+                    "",
+                    f"has no batch_size {size} with q_len {q_len} in these entries; it has {_listed(sizes)}",
+                )
         return [entry for entry in found if not self.q_len or entry.q_len in self.q_len]
 
     def items(self, table: RoutingTable, reason: str, at: str) -> list[Quarantine]:
@@ -111,6 +122,14 @@ def withdraw(table: RoutingTable, items: list[Quarantine]) -> RoutingTable:
     added = {item[:1] + item[3:] for item in items}
     kept = [item for item in table.quarantine if item[:1] + item[3:] not in added]
     return apply_quarantine(replace(table, quarantine=(*kept, *items)))
+
+
+def _inside(value: int, spans: list[tuple[int, int]]) -> bool:
+    return any(low <= value <= high for low, high in spans)
+
+
+def _listed(spans: list[tuple[int, int]]) -> str:
+    return ", ".join(str(low) if low == high else f"{low}..{high}" for low, high in spans)
 
 
 def _values(entry: Entry, name: str) -> list[tuple[int, int]]:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +17,7 @@ import pytest
 from autotune.router import Router
 from autotune.store.database import open_database
 from autotune.store.repository import Repository
+from autotune.table import dump
 from autotune.table.dump import write_table
 from autotune.table.load import load_table
 from tests.console import Place, Result, cli
@@ -81,7 +90,7 @@ def test_again_replaces_the_reason_and_keeps_the_others(table: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--route", "no-such", "--why", "x"], f"names {SPLIT}"),
+        (["--route", "no-such", "--why", "x"], f"names {FALLBACK}, {SPLIT}"),
         (["--route", SPLIT, "--why", " "], "--why"),
         (["--route", SPLIT, "--why", "x", "--heads", "8/1"], "8/1/128"),
         (["--route", SPLIT, "--why", "x", "--heads", "16/1/128"], "it has 8/1/128 bf16"),
@@ -166,3 +175,90 @@ def test_an_export_keeps_it(done: Place) -> None:
     }
     letters = {letter for e in again.entries for g in e.grids for row in g.rows for letter in row.letters}
     assert "s" not in letters
+
+
+def test_text_that_is_not_utf8_leaves_a_table_that_loads(table: Path) -> None:
+    flags = ["--route", SPLIT, "--why", "bad \udcff", "--by", "A\ud800\x07"]
+    result = cli("quarantine", table, *flags, "--json")
+    assert result.code == 0, result.err
+    (item,) = load_table(table).quarantine
+    assert item.reason == "bad \\udcff (signed off by A\\ud800\x07)"
+
+
+def test_two_at_once_lose_none(table: Path) -> None:
+    command = [sys.executable, "-m", "autotune.cli.main", "quarantine", str(table), "--route", SPLIT]
+    with _held(table.parent):
+        running = [
+            subprocess.Popen([*command, "--why", "x", "--by", "Ada", "--batch", size], stdout=subprocess.PIPE)
+            for size in ("2", "4")
+        ]
+        deadline = time.monotonic() + 120
+        while not all(_opened(table.parent, process.pid) for process in running):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert not load_table(table).quarantine
+    assert [process.wait(timeout=120) for process in running] == [0, 0]
+    assert {item.batch_size for item in load_table(table).quarantine} == {2, 4}
+
+
+def _opened(folder: Path, pid: int) -> bool:
+    try:
+        return any(os.path.realpath(entry) == str(folder) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # ended already: exit codes say how
+        return False
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_a_disk_that_fills_up_after_the_database(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/evidence.db"
+    with open_database(url):
+        pass
+
+    def full(target: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dump, "_replace", full)
+    before = table.read_bytes()
+    result = quarantine(table, "--batch", "2", "--q-len", "4", "--db", url)
+    assert result.code == 1
+    assert "No space left" in result.line
+    assert "2 columns stay noted in the database" in result.line
+    assert "stay noted" not in quarantine(table).line
+    assert table.read_bytes() == before
+
+
+def test_a_batch_size_under_another_q_len_is_refused(table: Path) -> None:
+    before = table.read_bytes()
+    result = quarantine(table, "--q-len", "8", "--batch", "4")
+    assert result.code == 2
+    assert "has no batch_size 4 with q_len 8 in these entries; it has 2" in result.line
+    assert table.read_bytes() == before
+
+
+def test_a_route_that_is_only_a_fallback(table: Path) -> None:
+    router = Router.load(table, facts=samples.FACTS, fallback="mine")
+    bound = router.bind(SHAPE, DTYPES, max_context=4096)
+    result = cli("quarantine", table, "--route", FALLBACK, "--why", "x", "--by", "Ada", "--batch", "2")
+    assert result.code == 0, result.err
+    assert router.poll(min_interval_s=0.0)
+    found = bound.explain(2, 4, 2000)
+    assert (found.answer, found.proven, found.why) == ("mine", False, "no_safe_route")
+    assert FALLBACK in found.detail
+    assert "quarantined" in found.detail
+    assert [bound.route(1, 4, 9), bound.route(1, 4, 2000), bound.route(77, 4)] == [FALLBACK, SPLIT, "mine"]
+    assert bound.explain(3, 4, 2000).why == "no_safe_route"  # the interval around it
+    assert cli("quarantine", table, "--route", FALLBACK, "--why", "x", "--by", "Ada").code == 0
+    assert router.poll(min_interval_s=0.0)
+    assert {bound.route(size, 4, kv) for size in (1, 2, 3, 4, 8, 77) for kv in (None, 9, 2000)} == {"mine"}
+    assert not bound.use_decode(4, 4)

@@ -21,6 +21,10 @@ from autotune.engines.environment import Miss
 from autotune.router.explanation import Why
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from autotune.domain.dtypes import DTypes
+    from autotune.domain.shape import Shape
     from autotune.router.bound import Bound
     from autotune.table.model import RoutingTable
 
@@ -57,7 +61,7 @@ class Choice:
 class Chooser:
     """Choices for one attention layer kind. Calls ``Bound`` only, so a reloaded table shows at once."""
 
-    __slots__ = ("_bound", "_deployable", "_ends", "_fallback", "_miss", "_stock")
+    __slots__ = ("_bound", "_deployable", "_ends", "_fallback", "_miss", "again", "kind", "stock")
 
     def __init__(
         self,
@@ -67,6 +71,8 @@ class Chooser:
         fallback: str,
         deployable: frozenset[str],
         miss: Miss,
+        kind: tuple[Shape, DTypes, int],
+        again: Callable[[], Chooser],
         ends: tuple[int, ...] = (),
     ) -> None:
         """
@@ -74,9 +80,12 @@ class Chooser:
             stock: the kernel that the engine calls without us.
             fallback: the context kernel that a miss gets under ``Miss.FALLBACK``.
             deployable: kernels that this hook can call; ``stock`` is one without being named.
+            kind: shape, dtypes and max context that it is for.
+            again: makes it anew, from the table in use by then.
             ends: upper ends of the table's rows for this kind, for calls that do not know their KV length.
         """
-        self._bound, self._stock, self._fallback = bound, stock, fallback
+        self._bound, self.stock, self._fallback = bound, stock, fallback
+        self.kind, self.again = kind, again
         self._deployable, self._miss, self._ends = deployable, miss, ends
 
     def choose(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Choice:
@@ -92,9 +101,10 @@ class Chooser:
             return self._missed(found.why, found.detail)
         return self._deployed(found.answer, found.why, found.detail, decided=True)
 
-    def capture(self, batch_size: int, q_len: int) -> None:
-        """This call is being recorded into a CUDA graph: ``Router.status`` says when it must be again."""
-        self._bound.capture(batch_size, q_len)
+    def capture(self, batch_size: int, q_len: int, ran: str) -> None:
+        """Tell the router of a captured call that ran what it named; it can note nothing else."""
+        if self._bound.route(batch_size, q_len) == ran:
+            self._bound.capture(batch_size, q_len)
 
     def refused(self, detail: str) -> Choice:
         """What a call gets whose metadata break the contract."""
@@ -106,7 +116,7 @@ class Chooser:
         return self._deployed(self._fallback, why, detail, decided=False)
 
     def _deployed(self, route: str, why: str, detail: str, *, decided: bool) -> Choice:
-        if route == self._stock:
+        if route == self.stock:
             return Choice(None, why, detail, decided)
         if route not in self._deployable:
             return Choice(None, NOT_DEPLOYABLE, f"{route}: {hint(route)}", decided=False)

@@ -295,10 +295,12 @@ class Hook:
             picked = None
         if picked is None:
             return self._stock(args, kwargs)
-        request, choice, column = picked
+        request, choice, column, chooser = picked
         route = choice.route
         if route is None:
-            return self._stock(args, kwargs)
+            out = self._stock(args, kwargs)
+            self._ran(chooser, request, request.kind.called)
+            return out
         try:
             out = request.out
             if out is None:
@@ -311,12 +313,20 @@ class Hook:
             step = request.step
             if choice.why == "contract":
                 step.seq_lens = step.seq_lens.clamp(max=step.max_seq_len)
-            return context_kernels.run(route, step, column, self.scratch, out)
+            out = context_kernels.run(route, step, column, self.scratch, out)
+            self._ran(chooser, request, route)
+            return out
         except Exception as error:
             if self.runtime.saw(error):
                 raise
             self.runtime.failed(error, f"calling {route} at {request.cell}")
-            return self._stock(args, kwargs)
+            out = self._stock(args, kwargs)
+            self._ran(chooser, request, request.kind.called)
+            return out
+
+    def _ran(self, chooser: Chooser | None, request: Request, kernel: str) -> None:
+        if chooser is not None:  # under capture
+            self.runtime.recorded(chooser, request.step.batch_size, request.step.q_len, kernel)
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
         """What this call would get, and why, in one line. Launches nothing, counts nothing."""
@@ -371,26 +381,26 @@ class Hook:
 
     def _pick(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[Request, Choice, Column] | None:
+    ) -> tuple[Request, Choice, Column, Chooser | None] | None:
         runtime = self.runtime
         if not runtime.active:
             return None
         request = self._read(args, kwargs)
         if runtime.traffic is not None:
             runtime.traffic.count(request.step.batch_size, request.step.q_len, None)
+        # before the call is judged, which may narrow its max_seq_len
+        chooser = self._chooser(request)[0] if capturing() else None
         choice, column = self._judge(request)
         runtime.note(choice, request.kind.called, request)
         if runtime.mode is not Mode.ROUTE:
             return None
-        if capturing():
-            self._chooser(request)[0].capture(request.step.batch_size, request.step.q_len)
         if choice.route is not None or choice.decided:
             route = choice.route or request.kind.called
             mark = (route, request.kind, request.step.batch_size, request.step.q_len)
             if mark not in self._called:
                 self._called.add(mark)
                 runtime.calling(route, request.cell)
-        return request, choice, column
+        return request, choice, column, chooser
 
     def _judge(self, request: Request) -> tuple[Choice, Column]:
         """The table's answer, if the contract of the kernel behind it holds; else what a miss gets.

@@ -7,9 +7,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.engines.captures import Captures
 from autotune.engines.choice import Choice, Chooser, row_ends, share
 from autotune.engines.environment import Miss, Mode, Settings, find_table
 from autotune.engines.log import Once, say, start_level, told
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.domain.shape import Shape
     from autotune.engines.suspects import Captured
     from autotune.engines.traffic import Traffic
+    from autotune.router.status import RouterStatus
 
 
 _TRIES = 8
@@ -47,6 +50,7 @@ class Runtime:
         self.miss = miss
         self.captured = captured
         self.traffic = traffic
+        self.captures = Captures()
         self.once = Once()
         # (what was called or would have been, why): how many calls
         self.counts: Counter[tuple[str, str]] = Counter()
@@ -62,6 +66,18 @@ class Runtime:
     def active(self) -> bool:
         """Whether the table is in use at all."""
         return self.mode is not Mode.OFF and self.router.agreed_on != INACTIVE
+
+    @property
+    def status(self) -> RouterStatus:
+        """The router's, whose ``recapture`` goes by the kernels that captured calls really ran."""
+        return self.captures.amend(self.router.status)
+
+    def recorded(self, chooser: Chooser, batch_size: int, q_len: int, ran: str) -> None:
+        """A call that ran ``ran`` is in a CUDA graph now. Never raises."""
+        try:
+            self.captures.add(chooser, batch_size, q_len, ran)
+        except Exception as error:
+            self.once("capture", f"{self.engine}: a captured call is not noted: {told(error)}")
 
     def chooser(
         self,
@@ -97,6 +113,7 @@ class Runtime:
             for entry in (table.entries if table is not None else ())
             if entry.shape == shape and entry.dtypes == dtypes
         ]
+        offered = fallback
         if entries:
             fallback = entries[0].fallback
         made = Chooser(
@@ -105,6 +122,19 @@ class Runtime:
             fallback=fallback,
             deployable=deployable,
             miss=self.miss,
+            kind=(shape, dtypes, max_context),
+            again=partial(
+                self.chooser,
+                shape,
+                dtypes,
+                max_context=max_context,
+                stock=stock,
+                fallback=offered,
+                deployable=deployable,
+                pad_value=pad_value,
+                sizes=sizes,
+                q_lens=q_lens,
+            ),
             ends=row_ends(table, shape, dtypes, max_context),
         )
         sizes = sizes or tuple(sorted({size for entry in entries for size in entry.batch_size}))

@@ -63,11 +63,10 @@ _STEPS = "_autotune_steps"
 class _Step:
     """One (mode, batch size, q_len) of one backend: what its layers get, found out once."""
 
-    __slots__ = ("batch", "captured", "choices", "mode", "q_len")
+    __slots__ = ("batch", "choices", "mode", "q_len")
 
     def __init__(self, mode: Any, batch: int, q_len: int) -> None:
         self.mode, self.batch, self.q_len = mode, batch, q_len
-        self.captured = False
         self.choices: dict[int, tuple[Choice, Chooser, Column]] = {}
 
 
@@ -188,14 +187,30 @@ class Plugin:
             if found is None:
                 return False
             step.choices[layer.layer_id] = found
+        kernel = self._context(step, backend, layer, batch, found, args, kwargs)
+        if runtime.mode is Mode.ROUTE and capturing():
+            runtime.recorded(found[1], step.batch, step.q_len, kernel or _stock_name(backend))
+        return kernel is not None
+
+    def _context(
+        self,
+        step: _Step,
+        backend: Any,
+        layer: Any,
+        batch: Any,
+        found: tuple[Choice, Chooser, Column],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> str | None:
+        """The context kernel that this layer's call is to be presented to, or None."""
+        runtime = self.runtime
+        if runtime is None:
+            return None
         choice, chooser, column = found
-        if not step.captured and capturing():
-            step.captured = True
-            chooser.capture(step.batch, step.q_len)
         stock = _stock_name(backend)
         if choice.route is None and not choice.decided:
             runtime.note(choice, stock, column)
-            return False
+            return None
         query = _argument(args, kwargs, 1, "q")
         call = self._call(step, backend, layer, batch, query, kwargs)
         broken = self._broken(choice.route or stock, column, call)
@@ -209,9 +224,9 @@ class Plugin:
             choice = refused
         runtime.note(choice, stock, column)
         if choice.route is None or runtime.mode is not Mode.ROUTE:
-            return False
+            return None
         given = batch._attn_output
-        return given is None or given.numel() == query.numel()
+        return choice.route if given is None or given.numel() == query.numel() else None
 
     def _choose(
         self, step: _Step, backend: Any, layer: Any, batch: Any, kwargs: dict[str, Any]

@@ -201,6 +201,7 @@ def test_inactive_table_changes_nothing(tmp_path: Path, library: Library) -> Non
     assert hook.runtime.router.status.state == "inactive"
     call(**decode_call((200,)))
     assert library.called == ["decode"] and hook.counts == {}
+    hook.uninstall()
 
 
 def test_installed_once_and_removed(tmp_path: Path, library: Library) -> None:
@@ -273,14 +274,16 @@ def test_a_loaded_table_is_watched_and_what_it_called_is_on_disk(tmp_path: Path,
     (record,) = state.glob("suspects-flashinfer-*.json")
     assert "fmha-v2" in record.read_text() and str(path) in record.read_text()
     watch = hook._watch
-    assert watch is not None and watch.alive
+    assert watch is not None
+    states = [watch.alive]
     withdraw(path)
     end = time.monotonic() + 60
     while "quarantined" not in hook.explain(**decode_call((200, 77))) and time.monotonic() < end:
         time.sleep(0.05)
     assert "quarantined" in hook.explain(**decode_call((200, 77)))
     hook.uninstall()
-    assert not watch.alive and record.exists()
+    states.append(watch.alive)
+    assert states == [True, False] and record.exists()
     assert hook.runtime.captured is not None
     hook.runtime.captured.close()
     assert not record.exists()
@@ -290,7 +293,8 @@ def test_a_reload_while_a_kind_is_bound_mixes_no_two_tables(
     tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hook = hook_of(tmp_path)
-    bind, binds = Router.bind, []
+    bind = Router.bind
+    binds: list[int] = []
 
     def reloaded(self: Router, *args: Any, **kwargs: Any) -> Any:
         if not binds:
@@ -302,3 +306,54 @@ def test_a_reload_while_a_kind_is_bound_mixes_no_two_tables(
     monkeypatch.setattr(Router, "bind", reloaded)
     assert "quarantined" in hook.explain(**decode_call((200, 77)))
     assert len(binds) == 2
+
+
+def test_a_graph_that_holds_the_engines_own_kernel_is_out_of_date_when_that_is_withdrawn(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that disagree: the router names ``fmha-v2``, ``xqa-decode`` is recorded."""
+    monkeypatch.setattr(flashinfer, "capturing", lambda: True)
+    hook = hook_of(tmp_path)
+    call(**decode_call(LENS[4]))
+    router = hook.runtime.router
+    assert library.called == ["decode"] and not hook.runtime.status.recapture
+    withdraw(tmp_path / "h200.yaml")
+    assert router.poll(0.0)
+    assert router.status.recapture == ()  # it noted nothing
+    (stale,) = hook.runtime.status.recapture
+    assert (stale.captured, stale.now) == ("xqa-decode", "fmha-v2")
+    assert "recapture needed: " in hook.runtime.status.reason
+    call(**decode_call(LENS[4]))  # captured again
+    assert hook.runtime.status.recapture == ()
+
+
+def test_a_refused_call_is_noted_by_what_served_it(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table names ``xqa-decode``; ``fmha-v2`` is recorded, and stays right when that goes."""
+    monkeypatch.setattr(flashinfer, "capturing", lambda: True)
+    hook = hook_of(tmp_path, miss="fallback")
+    arguments = decode_call((100, 77))
+    arguments["block_tables"] = arguments["block_tables"][:, :2].contiguous()
+    call(**arguments)
+    assert library.called == ["fmha_v2"]
+    ((key, note),) = hook.runtime.captures._notes.items()
+    assert key[2:] == (512, 2, 4) and note.ran == "fmha-v2" and note.choice.why == "proven_faster"
+    assert hook.runtime.status.recapture == ()
+    withdraw(tmp_path / "h200.yaml")
+    assert hook.runtime.router.poll(0.0)
+    assert hook.runtime.router.status.recapture == hook.runtime.status.recapture == ()
+
+
+def test_a_graph_that_holds_what_the_table_named_is_in_both_reports(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flashinfer, "capturing", lambda: True)
+    hook = hook_of(tmp_path)
+    call(**decode_call(LENS[2]))
+    withdraw(tmp_path / "h200.yaml")
+    assert hook.runtime.router.poll(0.0)
+    for status in (hook.runtime.router.status, hook.runtime.status):
+        (stale,) = status.recapture
+        assert (stale.captured, stale.now, stale.why) == ("xqa-decode", "fmha-v2", "quarantined")
+        assert status.reason.count("recapture needed") == 1

@@ -218,7 +218,7 @@ def as_mode(mode: str, router: Router, engine: Engine, fallback: str) -> Iterato
     if mode == "stock":
         yield None
         return
-    runtime = Runtime(router, engine="benchmark")
+    runtime = Runtime(router, engine="benchmark", attests=["causal_mask"])
     if mode != "install":
         forced: Any = Forced(fallback if mode == "always-fallback" else None)
         runtime.chooser = lambda *_, **__: forced  # type: ignore[method-assign]

@@ -153,7 +153,9 @@ def read_call(
         raise NotOursError("a scale is a tensor")
     out, sinks = call.get("out"), call.get("sinks")
     if isinstance(sinks, (tuple, list)):
-        sinks = sinks[0] if len(sinks) == 1 else None
+        if len(sinks) > 1:
+            raise NotOursError("several sinks are given")
+        sinks = sinks[0] if sinks else None
     out_dtype = call.get("out_dtype") or (query.dtype if out is None else out.dtype)
     backend, window = call.get("backend", defaults.get("backend", "auto")), call.get("window_left", -1)
     # everything that the kind depends on, the way from K to V and their storages included

@@ -147,6 +147,8 @@ def test_left_alone_where_an_argument_says_more(tmp_path: Path, library: Library
     hook = hook_of(tmp_path, miss="fallback")
     ragged = decode_call((200,)) | {"max_q_len": 4, "cum_seq_lens_q": torch.tensor([0, 4])}
     assert hook.explain(**ragged) == "left alone: argument max_q_len is given"
+    two = decode_call((200,)) | {"sinks": [torch.zeros(8), torch.zeros(8)]}
+    assert hook.explain(**two) == "left alone: several sinks are given"
     call(**ragged)
     assert library.called == ["decode"]
 

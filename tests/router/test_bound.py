@@ -391,7 +391,7 @@ def test_look_ups_allocate_nothing() -> None:
     tracemalloc.start()
     try:
         many(10)
-        # the least of several: other threads of the process allocate now and then, what is ours comes each time
+        # the least of several: other threads allocate now and then, what is ours comes each time
         for _ in range(5):
             before, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()

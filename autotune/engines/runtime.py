@@ -6,14 +6,14 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autotune.engines.captures import Captures
 from autotune.engines.choice import Choice, Chooser, row_ends, share
-from autotune.engines.environment import Miss, Mode, Settings, find_table
+from autotune.engines.environment import Miss, Mode, Settings, find_table, read_settings
 from autotune.engines.log import Once, say, start_level, told
 from autotune.router import Router
 from autotune.router.status import INACTIVE
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autotune.engines.traffic import Traffic
     from autotune.router.status import RouterStatus
 
-
+_Plugin = TypeVar("_Plugin")
 _TRIES = 8
 
 
@@ -191,6 +191,32 @@ def deadly(error: BaseException) -> bool:
     from autotune.engines.suspects import DEADLY
 
     return DEADLY.search(told(error)) is not None
+
+
+def entered(
+    engine: str, settings: Settings | None, register: Callable[[Settings], _Plugin | None]
+) -> _Plugin | None:
+    """What an engine's entry point does: ``register``, where there is something to do. Never raises."""
+    try:
+        settings = read_settings() if settings is None else settings
+        if settings.problem:
+            say(f"{engine}: {settings.problem}")
+            return None
+        if settings.mode is Mode.OFF or settings.table is None:
+            return None
+        return register(settings)
+    except Exception as error:
+        say(f"{engine}: off: {told(error)}")
+        return None
+
+
+def started(engine: str, settings: Settings, unfamiliar: Callable[[], str | None]) -> Runtime | None:
+    """:func:`start`; an engine that reads otherwise than those the hooks were written against is observed."""
+    runtime = start(settings, engine)
+    if runtime is not None and runtime.mode is Mode.ROUTE and (why := unfamiliar()):
+        say(f"{engine}: {why}; observing only")
+        runtime.mode = Mode.OBSERVE
+    return runtime
 
 
 def start(settings: Settings, engine: str, *, attests: Iterable[str] = ()) -> Runtime | None:

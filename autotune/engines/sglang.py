@@ -25,10 +25,10 @@ from autotune.domain.cell import Column
 from autotune.domain.dtypes import DTypes
 from autotune.domain.shape import Shape
 from autotune.engines.choice import Choice, Chooser
-from autotune.engines.environment import Mode, Settings, read_settings
+from autotune.engines.environment import Mode, Settings
 from autotune.engines.log import Once, say, told
 from autotune.engines.pool import dtype_name, layout_of
-from autotune.engines.runtime import Runtime, capturing, deadly, start
+from autotune.engines.runtime import Runtime, capturing, deadly, entered, started
 from autotune.routes.base import Capacity, Step
 from autotune.routes.contract import Contract
 
@@ -346,29 +346,13 @@ def register(settings: Settings | None = None) -> Plugin | None:
     Returns:
         The plugin whose hooks were registered; None where there is nothing to do.
     """
-    try:
-        return _register(read_settings() if settings is None else settings)
-    except Exception as error:
-        say(f"sglang: off: {told(error)}")
-        return None
+    return entered("sglang", settings, _register)
 
 
 def _register(settings: Settings) -> Plugin | None:
-    if settings.problem:
-        say(f"sglang: {settings.problem}")
-        return None
-    if settings.mode is Mode.OFF or settings.table is None:
-        return None
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def begin() -> Runtime | None:
-        runtime = start(settings, "sglang")
-        if runtime is not None and runtime.mode is Mode.ROUTE and (why := unfamiliar()):
-            say(f"sglang: {why}; observing only")
-            runtime.mode = Mode.OBSERVE
-        return runtime
-
-    plugin = Plugin(begin)
+    plugin = Plugin(lambda: started("sglang", settings, unfamiliar))
     HookRegistry.register(f"{TARGET}.forward_extend", plugin.forward_extend, HookType.AROUND)
     for name in METADATA:
         HookRegistry.register(f"{TARGET}.{name}", plugin.metadata, HookType.AROUND)

@@ -24,10 +24,10 @@ from autotune.domain.cell import Column
 from autotune.domain.dtypes import DTypes
 from autotune.domain.shape import KvLayout, Shape
 from autotune.engines.choice import Choice, Chooser
-from autotune.engines.environment import Mode, Settings, read_settings
-from autotune.engines.log import Once, say, told
+from autotune.engines.environment import Mode, Settings
+from autotune.engines.log import Once, told
 from autotune.engines.pool import dtype_name
-from autotune.engines.runtime import Runtime, start
+from autotune.engines.runtime import Runtime, entered, started
 
 if TYPE_CHECKING:
     import types
@@ -184,19 +184,10 @@ def register(settings: Settings | None = None) -> Plugin | None:
     Returns:
         The plugin whose hook was put in place; None where there is nothing to do.
     """
-    try:
-        return _register(read_settings() if settings is None else settings)
-    except Exception as error:
-        say(f"vllm: off: {told(error)}")
-        return None
+    return entered("vllm", settings, _register)
 
 
 def _register(settings: Settings) -> Plugin | None:
-    if settings.problem:
-        say(f"vllm: {settings.problem}")
-        return None
-    if settings.mode is Mode.OFF or settings.table is None:
-        return None
     import importlib
 
     module = importlib.import_module(MODULE)
@@ -205,14 +196,8 @@ def _register(settings: Settings) -> Plugin | None:
         return None
     why = unfamiliar(module)
 
-    def begin() -> Runtime | None:
-        runtime = start(settings, "vllm")
-        if runtime is not None and runtime.mode is Mode.ROUTE and why:
-            say(f"vllm: {why}; observing only")
-            runtime.mode = Mode.OBSERVE
-        return runtime
-
-    plugin = Plugin(begin)
+    # read now: afterwards the class has our hook in it
+    plugin = Plugin(lambda: started("vllm", settings, lambda: why))
     hook(cls, plugin)
     return plugin
 

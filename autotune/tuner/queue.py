@@ -55,7 +55,8 @@ class TrialQueue:
                 # every parameter is enqueued: the sampler is never asked
                 sampler=optuna.samplers.RandomSampler(seed=0),
             )
-        self._current: optuna.Trial | None = None
+        # by cell number: several takers may each have a trial that runs
+        self._running: dict[int, optuna.Trial] = {}
 
     def recover(self, cells: Iterable[StudyCell], decisions: Mapping[str, Decision]) -> int:
         """End the trials that a killed process left behind.
@@ -116,13 +117,12 @@ class TrialQueue:
             self._study.enqueue_trial({PARAMETER: item.number}, user_attrs=_axes(item))
             trial = self._study.ask(self._space)
         assert trial.params[PARAMETER] == item.number
-        self._current = trial
+        self._running[item.number] = trial
         self._repository.begin_trial(self._ours, item.cell, trial.number, trial._trial_id)
 
     def finish(self, item: StudyCell, decision: Decision) -> None:
         """Store the decision, then tell Optuna: a kill in between is mended by :meth:`recover`."""
-        trial, self._current = self._current, None
-        assert trial is not None
+        trial = self._running.pop(item.number)
         self._repository.save_decision(self._ours, item.cell, decision)
         self._repository.finish_trial(self._ours, item.cell, OurState.COMPLETE)
         with self._database.translated():
@@ -137,7 +137,7 @@ class TrialQueue:
         """End the trial without a decision; the cell stays pending."""
         from optuna.trial import TrialState
 
-        trial, self._current = self._current, None
+        trial = self._running.pop(item.number, None)
         if trial is None:
             return
         self._repository.finish_trial(self._ours, item.cell, state)

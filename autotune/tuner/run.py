@@ -72,6 +72,10 @@ class OpenedRun:
         assert self._queue is not None
         return self._queue
 
+    def settled(self, cell: Cell) -> bool:
+        """Whether more work could change no engine's answer."""
+        return all(judge.settled(cell) for judge in self.judges)
+
     def save_timings(self, cell: Cell, evidence: Evidence) -> None:
         """Store what the rounds say about each route, for whoever reads the database.
 

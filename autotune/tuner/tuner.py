@@ -1,4 +1,4 @@
-"""The sweep: cells cheapest first, each proven, raced, decided and committed before the next."""
+"""The sweep: each cell that the strategy hands out is proven, raced, decided and committed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
 from autotune.tuner.prover import Prover
 from autotune.tuner.racer import Racer
+from autotune.tuner.strategy import Exhaustive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.tuner.decide import Evidence
     from autotune.tuner.listener import Listener
     from autotune.tuner.run import OpenedRun
+    from autotune.tuner.strategy import Pick, Strategy
     from autotune.worker.worker import Worker
 
 
@@ -41,7 +43,7 @@ class Progress:
 
 
 class Tuner:
-    """Works through the pending cells of an opened run."""
+    """Works through the pending cells of an opened run, in the order of a strategy (all of them if None)."""
 
     def __init__(
         self,
@@ -51,16 +53,17 @@ class Tuner:
         listener: Listener,
         deadline: Deadline,
         trials: int | None,
+        strategy: Strategy | None = None,
     ) -> None:
         self._run = run
         self._judge = run.judge
         self._listener = listener
         self._deadline = deadline
         self._trials = trials
-        self._crew = crew
         self._prover = Prover(crew, run.target, run.book, listener, deadline)
         self._racer = Racer(timer, run.target, run.repository, run.study, run.book, run.judges, deadline)
         self._kv_lens = _kv_lens(run.cells)
+        self._strategy = strategy or Exhaustive(run.queue, run.settled, len(crew.workers))
 
     def sweep(self) -> Progress:
         """Settle pending cells until none is left or the budget is spent.
@@ -68,10 +71,11 @@ class Tuner:
         Whatever ends it (Ctrl-C, a full disk, a kill), every row committed so far stands, and the next
         call goes on from there. A cell that lost its child too often while it was timed stays unproven.
         """
+        strategy = self._strategy
         decided = self._run.repository.decisions(self._run.study)
         # rows may be complete and their decision missing: a kill came in between
         pending = [
-            item for item in self._run.cells if item.cell.id not in decided or not self._settled(item.cell)
+            item for item in self._run.cells if item.cell.id not in decided or not strategy.settled(item.cell)
         ]
         before = len(self._run.cells) - len(pending)
         trials = self._run.repository.trials(self._run.study)
@@ -81,33 +85,21 @@ class Tuner:
         left = None if self._deadline.seconds is None else self._deadline.left
         self._listener.started(len(self._run.cells), before, left)
         try:
-            work = pending if self._trials is None else pending[: self._trials]
-            ahead: set[Cell] = set()
-            for number, item in enumerate(work):
-                if self._deadline.passed:
-                    break
-                settled += self._settle(work[number:], ahead, again=item.cell.id in decided)
+            strategy.start(pending, frozenset(decided), self._trials)
+            while not self._deadline.passed and (pick := strategy.take()) is not None:
+                decision = self._settle(pick)
+                settled += decision is not None
+                strategy.told(pick.item, decision)
             self._amend()
         finally:
             self._listener.finished()
         return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed)
 
-    def _prove_ahead(self, coming: Sequence[StudyCell]) -> set[Cell]:
-        """Prove the next cells of the queue, two columns a child at once: with one, all would wait for the
-        slowest twice, for its fallback and for its candidates.
-
-        Several children also prove the other cells of their columns that are still to come, which would
-        otherwise find them idle; a single one keeps to the queue, whose cheapest cells come first.
-
-        Returns:
-            The cells that need no further look.
-        """
-        size = len(self._crew.workers)
+    def _prove(self, items: Sequence[StudyCell]) -> None:
+        """Run what is missing of the proofs of these cells' columns, and each cell's own launch."""
         wanted: dict[Column, list[Cell]] = {}
-        for item in coming if size > 1 else coming[:1]:
-            column = item.cell.column
-            if column in wanted or len(wanted) < 2 * size:
-                wanted.setdefault(column, []).append(item.cell)
+        for item in items:
+            wanted.setdefault(item.cell.column, []).append(item.cell)
         fallbacks, others = [], []
         for column, cells in wanted.items():
             lineups = [judge.lineup(column) for judge in self._run.judges]
@@ -125,22 +117,15 @@ class Tuner:
             if self._run.book.verdict(route, column, self._run.target.device).status is Status.SAFE
         }
         self._prover.prove([task for task in others if task[1] in safe], self._kv_lens)
-        return {cell for cells in wanted.values() for cell in cells}
 
-    def _settle(self, coming: Sequence[StudyCell], ahead: set[Cell], *, again: bool) -> bool:
-        """The first of the ``coming`` cells; its trial covers its proof, so that a kill there is counted.
-
-        Args:
-            ahead: cells that need no further look at their proofs; extended.
-            again: it had a decision and a trial, and a new check or version opened it.
-        """
-        item = coming[0]
-        self._listener.cell_started(item.cell)
-        if not again:
-            self._run.queue.begin(item)
+    def _settle(self, pick: Pick) -> Decision | None:
+        """The decision of a cell, stored; None if it stays open. Its trial covers its proof, so that a kill
+        there is counted."""
+        item = pick.item
         try:
-            if item.cell not in ahead:
-                ahead |= self._prove_ahead(coming)
+            self._listener.cell_started(item.cell)
+            if pick.prove:
+                self._prove(pick.prove)
             decision = self._decide(item.cell)
         except BaseException:
             # the first error is the one to report; a database that is gone cannot note this one either
@@ -149,13 +134,13 @@ class Tuner:
             raise
         if decision is None:
             self._run.queue.abandon(item, TrialState.FAILED)
-            return False
-        if again:
+            return None
+        if pick.again:
             self._run.queue.amend(item, decision)
         else:
             self._run.queue.finish(item, decision)
         self._listener.cell_done(item.cell, decision)
-        return True
+        return decision
 
     def _amend(self) -> None:
         """Bring decisions up to date: a route that died in one cell is unsafe in its whole column."""
@@ -180,10 +165,6 @@ class Tuner:
         if not all(judge.settled(cell, evidence) for judge, evidence in judged):
             return None
         return self._judge.outcome(cell, judged[0][1]).decision
-
-    def _settled(self, cell: Cell) -> bool:
-        """Whether more work could change no engine's answer."""
-        return all(judge.settled(cell) for judge in self._run.judges)
 
 
 def _waits(evidence: Evidence) -> bool:

@@ -1,0 +1,115 @@
+"""Which cell comes next: a strategy hands out pending cells, the tuner settles them and says what came of it.
+
+Several takers may work for one strategy (one a device): each takes, settles and tells; none assumes that
+the cell before its own was its own too. The caller serialises the calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from autotune.domain.cell import Cell, Column
+    from autotune.domain.decision import Decision
+    from autotune.store.records import StudyCell
+    from autotune.tuner.queue import TrialQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A cell to settle now.
+
+    Attributes:
+        item: the cell.
+        again: it had a decision and a trial, and a new check, version or strategy opened it: no new trial.
+        prove: cells whose missing proofs are run before it is timed, ``item`` first; () where an earlier pick
+            had them run.
+    """
+
+    item: StudyCell
+    again: bool = False
+    prove: tuple[StudyCell, ...] = ()
+
+
+class Strategy(Protocol):
+    """The order of one call's work."""
+
+    def settled(self, cell: Cell) -> bool:
+        """Whether the strategy has nothing more to do in a cell that has a decision."""
+
+    def start(self, pending: Sequence[StudyCell], again: frozenset[str], trials: int | None) -> None:
+        """The call's work.
+
+        Args:
+            pending: cells to settle, cheapest first.
+            again: ids of those that have a decision and a complete trial.
+            trials: hand out at most so many; None: no limit.
+        """
+
+    def take(self) -> Pick | None:
+        """The next cell, its trial begun unless it is ``again``; None: there is no more work."""
+
+    def told(self, item: StudyCell, decision: Decision | None) -> None:
+        """What came of a pick; None: the deadline or a missing proof left it open."""
+
+
+class Exhaustive:
+    """Every pending cell once, cheapest first.
+
+    Args:
+        settles: whether more work could change no engine's answer in a cell.
+        provers: children that prove at once. Several prove the next cells' columns together, two columns a
+            child: with one, all would wait for the slowest twice, for its fallback and for its candidates.
+            They also prove the other cells of those columns that are still to come, which would otherwise
+            find them idle. A single one keeps to the queue, whose cheapest cells come first.
+    """
+
+    def __init__(self, queue: TrialQueue, settles: Callable[[Cell], bool], provers: int) -> None:
+        self._queue = queue
+        self._settles = settles
+        self._provers = provers
+        self._coming: deque[StudyCell] = deque()
+        self._again: frozenset[str] = frozenset()
+        self._ahead: set[Cell] = set()
+
+    def settled(self, cell: Cell) -> bool:
+        """See :class:`Strategy`."""
+        return self._settles(cell)
+
+    def start(self, pending: Sequence[StudyCell], again: frozenset[str], trials: int | None) -> None:
+        """See :class:`Strategy`."""
+        self._coming = deque(pending if trials is None else pending[:trials])
+        self._again = again
+        self._ahead = set()
+
+    def take(self) -> Pick | None:
+        """See :class:`Strategy`."""
+        if not self._coming:
+            return None
+        item = self._coming[0]
+        prove = () if item.cell in self._ahead else self._next_columns()
+        self._coming.popleft()
+        self._ahead.update(each.cell for each in prove)
+        again = item.cell.id in self._again
+        if not again:
+            self._queue.begin(item)
+        return Pick(item, again, prove)
+
+    def told(self, item: StudyCell, decision: Decision | None) -> None:
+        """See :class:`Strategy`; the order does not depend on answers."""
+
+    def _next_columns(self) -> tuple[StudyCell, ...]:
+        if self._provers == 1:
+            return (self._coming[0],)
+        columns: set[Column] = set()
+        found = []
+        for item in self._coming:
+            column = item.cell.column
+            if column in columns or len(columns) < 2 * self._provers:
+                columns.add(column)
+                found.append(item)
+        return tuple(found)

@@ -24,17 +24,21 @@ def has_nvidia_device() -> bool:
     return any(_DEV.glob("nvidia[0-9]*")) or (_DEV / "dxg").exists()
 
 
-def _probe(index: int) -> dict[str, Any]:
-    """What ``cuda_probe`` finds: in a short process, or here where this process already uses CUDA."""
+def _probe(index: int | None) -> dict[str, Any]:
+    """What ``cuda_probe`` finds: in a short process, or here where this process already uses CUDA.
+
+    Args:
+        index: None: every device, as ``{"all": [...]}``.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        from autotune.hardware.cuda_probe import probe
+        from autotune.hardware.cuda_probe import probe, probe_all
 
-        return probe(index)
+        return probe_all() if index is None else probe(index)
     root = Path(__file__).resolve().parents[2]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "autotune.hardware.cuda_probe", str(index)],
+            [sys.executable, "-m", "autotune.hardware.cuda_probe", "all" if index is None else str(index)],
             cwd=root,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -59,12 +63,32 @@ def _cuda_facts(index: int) -> Facts:
     found = _probe(index)
     if "error" in found:
         raise NoDevice(found["error"])
+    return _facts_of(found)
+
+
+def _facts_of(found: dict[str, Any]) -> Facts:
     return Facts(
         device="cuda",
         hardware=found["hardware"],
         software={**flashinfer_facts(), **found["software"]},
         informative={**cpu.informative(), **found["informative"]},
     )
+
+
+def collect_cuda() -> list[Facts | str]:
+    """The facts of every CUDA device that this process sees, in CUDA's order, from one short process.
+
+    Returns:
+        One an index; a line that says why for a device that does not answer. Never empty.
+
+    Raises:
+        NoDevice: there is no CUDA device.
+        HardwareError: the driver or torch does not answer.
+    """
+    found = _probe(None)
+    if "error" in found:
+        raise NoDevice(found["error"])
+    return [each["error"] if "error" in each else _facts_of(each) for each in found["all"]]
 
 
 def collect(device: str | None = None, *, threads: int | None = None) -> Facts:

@@ -1,7 +1,7 @@
 """Prints the facts of one CUDA device as JSON; run as a process of its own.
 
 A process that has initialised CUDA cannot fork children that use it, and the tuner's worker is forked:
-so the parent asks this short-lived process instead. ``python -m autotune.hardware.cuda_probe [INDEX]``.
+so the parent asks this short-lived process instead. ``python -m autotune.hardware.cuda_probe [INDEX | all]``.
 """
 
 from __future__ import annotations
@@ -47,6 +47,19 @@ def _nvml(pci_bus_id: str) -> dict[str, Any]:
     return facts
 
 
+def _count() -> int | str:
+    """How many CUDA devices there are, at least one; or why there is none."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch cannot be imported: {error}"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no CUDA device"
+    return torch.cuda.device_count()
+
+
 def probe(index: int = 0) -> dict[str, Any]:
     """Facts of device ``index`` in this process, which initialises CUDA here.
 
@@ -54,15 +67,11 @@ def probe(index: int = 0) -> dict[str, Any]:
         ``{"error": "..."}``, or ``hardware`` and ``software`` with the keys of ``domain.fingerprint``
         that torch and NVML know, and ``informative``.
     """
-    try:
-        import torch
-    except ImportError as error:
-        return {"error": f"torch cannot be imported: {error}"}
-    if torch.version.cuda is None:
-        return {"error": f"torch {torch.__version__} is built without CUDA"}
-    if not torch.cuda.is_available():
-        return {"error": f"torch {torch.__version__} finds no CUDA device"}
-    count = torch.cuda.device_count()
+    count = _count()
+    if isinstance(count, str):
+        return {"error": count}
+    import torch
+
     if not 0 <= index < count:
         return {"error": f"there is no device cuda:{index}; this machine has {count}"}
     device = torch.cuda.get_device_properties(index)
@@ -91,5 +100,24 @@ def probe(index: int = 0) -> dict[str, Any]:
     }
 
 
+def probe_all() -> dict[str, Any]:
+    """:func:`probe` of every device as ``{"all": [...]}``; one that does not answer spoils no other."""
+    count = _count()
+    if isinstance(count, str):
+        return {"error": count}
+    found: list[dict[str, Any]] = []
+    for index in range(count):
+        try:
+            found.append(probe(index))
+        except RuntimeError as error:
+            found.append({"error": " ".join(str(error).split()) or type(error).__name__})
+    return {"all": found}
+
+
+def main(arguments: list[str]) -> dict[str, Any]:
+    """What is asked for on the command line."""
+    return probe_all() if arguments == ["all"] else probe(int(arguments[0]) if arguments else 0)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(probe(int(sys.argv[1]) if len(sys.argv) > 1 else 0)) + "\n")
+    sys.stdout.write(json.dumps(main(sys.argv[1:])) + "\n")

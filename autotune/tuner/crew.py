@@ -145,12 +145,12 @@ class Crew:
             while any(thread.is_alive() for thread in threads):
                 if left:  # interrupted: what still runs would be waited for, up to its time limit
                     for worker in crew:
-                        _kill(worker)
+                        kill_child(worker)
                 for thread in threads:
                     thread.join(KILL_EVERY_S)
 
 
-def _kill(worker: Worker) -> None:
+def kill_child(worker: Worker) -> None:
     """End the worker's child, if it has one at this moment; one that is just starting is met next time."""
     with contextlib.suppress(ProcessLookupError, AttributeError, AssertionError):
         if (pid := worker.pid) is not None:

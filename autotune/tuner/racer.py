@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from autotune.tuner.decide import Evidence
     from autotune.tuner.judge import Judge
     from autotune.tuner.target import Target
-    from autotune.worker.base import Outcome
-    from autotune.worker.worker import Worker
+    from autotune.worker.base import Outcome, Runs
 
 # A cell takes a second or two; this only ends what the step watchdog does not see.
 TIMEOUT_S = 300.0
@@ -38,7 +37,7 @@ class Racer:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Runs,
         target: Target,
         repository: Repository,
         study: Study,

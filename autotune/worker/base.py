@@ -112,6 +112,20 @@ class JobError:
 Outcome = Completed | Failed | Broken | JobError
 
 
+class Runs(Protocol):
+    """What runs jobs: a worker, or what stands between it and its user."""
+
+    def run(
+        self,
+        job: Job,
+        *,
+        timeout_s: float,
+        on_event: Callable[[Any], Any] | None = None,
+        step_timeout_s: float | None = None,
+    ) -> Outcome:
+        """See :meth:`autotune.worker.worker.Worker.run`."""
+
+
 class ProtocolError(RuntimeError):
     """Parent and child do not speak of the same job: neither can be believed."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.worker import preload
 from autotune.worker.base import ProtocolError
 from autotune.worker.failure import OURS_STATUS, Classified, classify
+from autotune.worker.pin import pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -194,8 +195,9 @@ def serve(
     """Entry point of the child process.
 
     Args:
-        device: torch device string; a ``cpu`` child locates faults in the host arena's holes. A CUDA fault
-            has no address that a process can learn, only the launch that it is put down to.
+        device: torch device string, to which the child is tied if it has an index; a CPU child locates
+            faults in the host arena's holes. A CUDA fault has no address that a process can learn, only the
+            launch that it is put down to.
         guard_allocations: CUDA only: guard what a route allocates through torch.
         fault_fd: the fault handler writes its line here.
         output_fd: takes stdout and stderr.
@@ -212,7 +214,8 @@ def serve(
         preload.die_with_parent(preload.server_pid)
         preload.inherit_orphans()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if device == "cpu":
+    pin(device)
+    if device.partition(":")[0] == "cpu":
         from autotune.arena import fault
 
         fault.install(fault_fd.number)

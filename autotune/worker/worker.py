@@ -142,7 +142,8 @@ class Worker:
     returns; its successor starts with the next call, so the caller stores the outcome in between.
 
     Args:
-        device: torch device string; one worker per device.
+        device: torch device string. With an index (``cuda:1``, ``cpu:0``) the child is tied to that one of
+            several and knows no other: its jobs say ``cuda`` or ``cpu``.
         step_timeout_s: a step that lasts longer is a hang.
         guard_allocations: CUDA only: guard what a route allocates through torch while a check runs it. A
             worker that only times leaves torch its own allocator.

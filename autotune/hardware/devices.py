@@ -124,7 +124,7 @@ def require_alike(devices: Sequence[Device]) -> None:
         if (found := _difference(devices[0].facts, device.facts)) is not None:
             fact, ours, theirs = found
             raise WrongMachine(
-                f"{device.name} differs from {devices[0].name} in {fact} ({theirs!r}, not {ours!r}): one study "
+                f"{device.name} differs from {devices[0].name} in {fact} ({theirs!r}, not {ours!r}): a study "
                 "holds devices of one fingerprint; run them one by one, each with its own --devices"
             )
 

@@ -149,6 +149,10 @@ class ProgressView:
             self._say(f"{self._done}/{self._total} cells, {pace}; {_counts(self._decisions)}")
         self._draw()
 
+    def warned(self, line: str) -> None:
+        """See :class:`autotune.tuner.listener.Listener`."""
+        self._say(f"autotune: {line}")
+
     def finished(self) -> None:
         """See :class:`autotune.tuner.listener.Listener`."""
         if self._live.is_started:

@@ -44,5 +44,8 @@ class Listener(Protocol):
     def cell_done(self, cell: Cell, decision: Decision) -> None:
         """A cell is finished and its rows are committed."""
 
+    def warned(self, line: str) -> None:
+        """Something went wrong that the run can do without, such as one of several devices."""
+
     def finished(self) -> None:
         """The sweep has ended, however it ended."""

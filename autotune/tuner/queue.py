@@ -120,6 +120,12 @@ class TrialQueue:
         self._running[item.number] = trial
         self._repository.begin_trial(self._ours, item.cell, trial.number, trial._trial_id)
 
+    def on_device(self, item: StudyCell, name: str) -> None:
+        """Keep beside a cell's running trial which of several devices it is settled on."""
+        if (trial := self._running.get(item.number)) is not None:
+            with self._database.translated():
+                trial.set_user_attr("device", name)
+
     def finish(self, item: StudyCell, decision: Decision) -> None:
         """Store the decision, then tell Optuna: a kill in between is mended by :meth:`recover`."""
         trial = self._running.pop(item.number)

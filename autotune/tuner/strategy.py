@@ -35,6 +35,11 @@ class Pick:
     prove: tuple[StudyCell, ...] = ()
 
 
+def anything(column: Column) -> bool:
+    """Every column may be taken."""
+    return True
+
+
 class Strategy(Protocol):
     """The order of one call's work."""
 
@@ -50,11 +55,20 @@ class Strategy(Protocol):
             trials: hand out at most so many; None: no limit.
         """
 
-    def take(self) -> Pick | None:
-        """The next cell, its trial begun unless it is ``again``; None: there is no more work."""
+    def take(self, free: Callable[[Column], bool] = anything) -> Pick | None:
+        """The next cell, its trial begun unless it is ``again``; None: there is no more work for this taker.
+
+        Args:
+            free: whether the taker may have cells of a column, to settle or to prove: another taker is
+                proving the rest.
+        """
 
     def told(self, item: StudyCell, decision: Decision | None) -> None:
         """What came of a pick; None: the deadline or a missing proof left it open."""
+
+    def give_back(self, pick: Pick, decision: Decision | None) -> None:
+        """Called instead of ``told`` by a taker that can do no more: what it was to prove may not be proven,
+        and a cell without a decision comes again, to another taker."""
 
 
 class Exhaustive:
@@ -66,12 +80,17 @@ class Exhaustive:
             child: with one, all would wait for the slowest twice, for its fallback and for its candidates.
             They also prove the other cells of those columns that are still to come, which would otherwise
             find them idle. A single one keeps to the queue, whose cheapest cells come first.
+        takers: how many there are. Several share the columns that are left, so that none is without work
+            while another proves them all.
     """
 
-    def __init__(self, queue: TrialQueue, settles: Callable[[Cell], bool], provers: int) -> None:
+    def __init__(
+        self, queue: TrialQueue, settles: Callable[[Cell], bool], provers: int, takers: int = 1
+    ) -> None:
         self._queue = queue
         self._settles = settles
         self._provers = provers
+        self._takers = takers
         self._coming: deque[StudyCell] = deque()
         self._again: frozenset[str] = frozenset()
         self._ahead: set[Cell] = set()
@@ -86,13 +105,13 @@ class Exhaustive:
         self._again = again
         self._ahead = set()
 
-    def take(self) -> Pick | None:
+    def take(self, free: Callable[[Column], bool] = anything) -> Pick | None:
         """See :class:`Strategy`."""
-        if not self._coming:
+        item = next((item for item in self._coming if free(item.cell.column)), None)
+        if item is None:
             return None
-        item = self._coming[0]
-        prove = () if item.cell in self._ahead else self._next_columns()
-        self._coming.popleft()
+        prove = () if item.cell in self._ahead else self._next_columns(item, free)
+        self._coming.remove(item)
         self._ahead.update(each.cell for each in prove)
         again = item.cell.id in self._again
         if not again:
@@ -102,14 +121,26 @@ class Exhaustive:
     def told(self, item: StudyCell, decision: Decision | None) -> None:
         """See :class:`Strategy`; the order does not depend on answers."""
 
-    def _next_columns(self) -> tuple[StudyCell, ...]:
+    def give_back(self, pick: Pick, decision: Decision | None) -> None:
+        """See :class:`Strategy`."""
+        self._ahead.difference_update(item.cell for item in pick.prove)
+        if decision is None:
+            self._coming.appendleft(pick.item)
+
+    def _next_columns(self, first: StudyCell, free: Callable[[Column], bool]) -> tuple[StudyCell, ...]:
+        """``first``, and the cells that are to be proven with it."""
         if self._provers == 1:
-            return (self._coming[0],)
-        columns: set[Column] = set()
-        found = []
-        for item in self._coming:
+            return (first,)
+        coming = [item for item in self._coming if free(item.cell.column)]
+        most = 2 * self._provers
+        if self._takers > 1:
+            open_ones = {item.cell.column for item in coming if item.cell not in self._ahead}
+            most = min(most, -(-len(open_ones) // self._takers))
+        columns: set[Column] = {first.cell.column}
+        found = [first]
+        for item in coming:
             column = item.cell.column
-            if column in columns or len(columns) < 2 * self._provers:
+            if item is not first and (column in columns or len(columns) < most):
                 columns.add(column)
                 found.append(item)
         return tuple(found)

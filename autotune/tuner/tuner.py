@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from autotune.domain.verdict import Status
 from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
+from autotune.tuner.lanes import Lanes
 from autotune.tuner.prover import Prover
 from autotune.tuner.racer import Racer
 from autotune.tuner.strategy import Exhaustive
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
     from autotune.tuner.decide import Evidence
+    from autotune.tuner.lanes import Lane, LaneAtWork
     from autotune.tuner.listener import Listener
     from autotune.tuner.run import OpenedRun
     from autotune.tuner.strategy import Pick, Strategy
-    from autotune.worker.worker import Worker
+    from autotune.worker.base import Runs
 
 
 @dataclass(frozen=True)
@@ -33,37 +35,63 @@ class Progress:
     """What one call did.
 
     ``cells`` are in the study, ``settled`` of them have a final answer now, ``now`` were settled by this
-    call. ``out_of_budget`` says whether the deadline ended it.
+    call. ``out_of_budget`` says whether the deadline ended it. ``devices`` worked at the same time, if there
+    were several: what was measured has seen that.
     """
 
     cells: int
     settled: int
     now: int
     out_of_budget: bool
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Hands:
+    """What settles cells on one device."""
+
+    prover: Prover
+    racer: Racer
 
 
 class Tuner:
-    """Works through the pending cells of an opened run, in the order of a strategy (all of them if None)."""
+    """Works through the pending cells of an opened run, in the order of a strategy (all of them if None).
+
+    Args:
+        crew, timer: of the one device, where there is one.
+        lanes: several devices; each has its own, and ``crew`` and ``timer`` are not used.
+    """
 
     def __init__(
         self,
         run: OpenedRun,
         crew: Crew,
-        timer: Worker,
+        timer: Runs,
         listener: Listener,
         deadline: Deadline,
         trials: int | None,
         strategy: Strategy | None = None,
+        *,
+        lanes: Sequence[Lane] = (),
     ) -> None:
         self._run = run
         self._judge = run.judge
         self._listener = listener
         self._deadline = deadline
         self._trials = trials
-        self._prover = Prover(crew, run.target, run.book, listener, deadline)
-        self._racer = Racer(timer, run.target, run.repository, run.study, run.book, run.judges, deadline)
+        self._hands = self._with(crew, timer)
+        self._lanes = tuple(lanes)
         self._kv_lens = _kv_lens(run.cells)
-        self._strategy = strategy or Exhaustive(run.queue, run.settled, len(crew.workers))
+        self._strategy = strategy or Exhaustive(
+            run.queue, run.settled, len(crew.workers), max(1, len(self._lanes))
+        )
+
+    def _with(self, crew: Crew, timer: Runs) -> _Hands:
+        run, deadline = self._run, self._deadline
+        return _Hands(
+            Prover(crew, run.target, run.book, self._listener, deadline),
+            Racer(timer, run.target, run.repository, run.study, run.book, run.judges, deadline),
+        )
 
     def sweep(self) -> Progress:
         """Settle pending cells until none is left or the budget is spent.
@@ -86,16 +114,32 @@ class Tuner:
         self._listener.started(len(self._run.cells), before, left)
         try:
             strategy.start(pending, frozenset(decided), self._trials)
-            while not self._deadline.passed and (pick := strategy.take()) is not None:
-                decision = self._settle(pick)
-                settled += decision is not None
-                strategy.told(pick.item, decision)
+            if len(self._lanes) > 1:
+                settled = self._in_lanes(strategy)
+            else:
+                while not self._deadline.passed and (pick := strategy.take()) is not None:
+                    decision = self._settle(pick, self._hands)
+                    settled += decision is not None
+                    strategy.told(pick.item, decision)
             self._amend()
         finally:
             self._listener.finished()
-        return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed)
+        devices = tuple(lane.name for lane in self._lanes)
+        return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed, devices)
 
-    def _prove(self, items: Sequence[StudyCell]) -> None:
+    def _in_lanes(self, strategy: Strategy) -> int:
+        """Settle cells on several devices at once; how many."""
+        run = self._run
+        lanes = Lanes(self._lanes, run.target.device, self._deadline, self._listener.warned)
+        hands = {lane.name: self._with(lane.crew, lane.timer) for lane in lanes.at_work}
+        run.queue.note("devices", [lane.name for lane in self._lanes])
+
+        def settle(lane: LaneAtWork, pick: Pick) -> Decision | None:
+            return self._settle(pick, hands[lane.name], lane)
+
+        return lanes.work(strategy, settle)
+
+    def _prove(self, items: Sequence[StudyCell], prover: Prover) -> None:
         """Run what is missing of the proofs of these cells' columns, and each cell's own launch."""
         wanted: dict[Column, list[Cell]] = {}
         for item in items:
@@ -110,23 +154,26 @@ class Tuner:
                 runners = {route.name: route for lineup in lineups for route in lineup.runners}
                 others += [(route, column, fits) for name, route in runners.items() if name not in held]
         # A candidate is worth proving only beside a fallback that holds.
-        self._prover.prove(fallbacks, self._kv_lens)
+        prover.prove(fallbacks, self._kv_lens)
         safe = {
             column
             for route, column, _ in fallbacks
             if self._run.book.verdict(route, column, self._run.target.device).status is Status.SAFE
         }
-        self._prover.prove([task for task in others if task[1] in safe], self._kv_lens)
+        prover.prove([task for task in others if task[1] in safe], self._kv_lens)
 
-    def _settle(self, pick: Pick) -> Decision | None:
+    def _settle(self, pick: Pick, hands: _Hands, lane: LaneAtWork | None = None) -> Decision | None:
         """The decision of a cell, stored; None if it stays open. Its trial covers its proof, so that a kill
         there is counted."""
         item = pick.item
         try:
             self._listener.cell_started(item.cell)
             if pick.prove:
-                self._prove(pick.prove)
-            decision = self._decide(item.cell)
+                self._prove(pick.prove, hands.prover)
+            if lane is not None:
+                lane.proven()
+                self._run.queue.on_device(item, lane.name)
+            decision = self._decide(item.cell, hands.racer)
         except BaseException:
             # the first error is the one to report; a database that is gone cannot note this one either
             with contextlib.suppress(StoreError):
@@ -151,14 +198,14 @@ class Tuner:
                 if now != stored:
                     self._run.queue.amend(item, now)
 
-    def _decide(self, cell: Cell) -> Decision | None:
+    def _decide(self, cell: Cell, racer: Racer) -> Decision | None:
         """The cell's final decision, or None if the deadline or a missing proof left it open."""
         died: str | None = ""
         while died is not None:  # a dead route is unsafe now, the others race on
             evidences = [judge.evidence(cell) for judge in self._run.judges]
             if any(_waits(evidence) for evidence in evidences):
                 return None
-            raced, died = self._racer.race(cell, evidences, self._judge.routes)
+            raced, died = racer.race(cell, evidences, self._judge.routes)
         self._run.save_timings(cell, raced)
         # read once more: a route that died in the race has another verdict now
         judged = [(judge, judge.evidence(cell)) for judge in self._run.judges]

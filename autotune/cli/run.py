@@ -30,12 +30,14 @@ from autotune.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from autotune.cli.context import Asked
+    from autotune.hardware.devices import Device
     from autotune.report.progress import ProgressView
     from autotune.routes.base import Route
     from autotune.tuner.deadline import Deadline
+    from autotune.tuner.lanes import Lane
     from autotune.tuner.pilot import Pilot
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
@@ -79,7 +81,16 @@ def command(
             "--provers",
             metavar="N",
             min=1,
-            help="Children that prove at once (cpu: 1, GPU: 6 if left out); timing always runs alone.",
+            help="Children of a device that prove at once (cpu: 1, GPU: 6 if left out); it times alone.",
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="N,...",
+            help="GPUs that work at once, all alike, as CUDA counts them here; or all. On the CPU: cores. "
+            "The first GPU if left out.",
         ),
     ] = None,
     only: Routes = None,
@@ -104,7 +115,7 @@ def command(
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))
-    return _run(asked, db, out, deadline, trials, provers, only, sanitizer, json)
+    return _run(asked, db, out, deadline, trials, provers, devices, only, sanitizer, json)
 
 
 def _run(
@@ -114,26 +125,22 @@ def _run(
     deadline: Deadline,
     trials: int | None,
     provers: int | None,
+    devices: str | None,
     only: str | None,
     sanitizer: bool,
     json: bool,
 ) -> int:
-    from autotune.cli.context import here
-
-    target = here(asked)  # a wrong machine is told before torch is imported
+    target, chosen = _where(asked, devices)  # a wrong machine is told before torch is imported
 
     from autotune.cli.context import all_routes, require_context, writable
     from autotune.cli.output import note, stderr
     from autotune.cli.tables import report, write
-    from autotune.hardware.memory import GIB
     from autotune.prebuild.verify import verify
     from autotune.report.progress import ProgressView
     from autotune.store.database import open_database
-    from autotune.tuner.crew import Crew
     from autotune.tuner.run import ensure_selftest, open_run
     from autotune.tuner.triage import triage
     from autotune.tuner.tuner import Tuner
-    from autotune.worker.worker import Worker
 
     routes = all_routes(target.device, only)
     require_context(asked, routes)
@@ -142,18 +149,12 @@ def _run(
     with (
         ProgressView(stderr) as view,
         open_database(db) as database,
-        # what is timed runs as it is served: on the library's own allocations
-        Worker(target.device, guard_allocations=False) as timer,
+        _lanes(target, chosen, provers, note) as lanes,
         open_run(
-            database, target, routes, tuning=True, pilot=lambda: _pilot(timer, target, routes, view)
+            database, target, routes, tuning=True, pilot=lambda: _pilot(lanes[0].timer, target, routes, view)
         ) as run,
-        contextlib.ExitStack() as stack,
     ):
-        count = provers or PROVERS[target.facts.device]
-        crew = Crew(
-            [stack.enter_context(Worker(target.device)) for _ in range(count)],
-            None if target.memory_gib is None else int(target.memory_gib * GIB * PROVING_SHARE),
-        )
+        crew, timer = lanes[0].crew, lanes[0].timer
         test = ensure_selftest(run, crew.workers[0], view)
         if test is not None and not test.ok:
             missed = ", ".join(f"{row.control} ({row.check}: {row.got})" for row in test.failures)
@@ -161,12 +162,53 @@ def _run(
                 f"self-test failed, nothing was proven: {missed}; see autotune selftest",
                 Exit.CONTROL_FAILED,
             )
-        progress = Tuner(run, crew, timer, view, deadline, trials).sweep()
+        progress = Tuner(run, crew, timer, view, deadline, trials, lanes=lanes).sweep()
         view.finished()
         # the table of this call stands before what can take minutes; it is written again with what was found
         if sanitizer and (said := triage(run, deadline, first=lambda: write(run, out))):
             note(said)
         return report(run, progress, out, json)
+
+
+def _where(asked: Asked, devices: str | None) -> tuple[Target, tuple[Device, ...]]:
+    """The target here, and the devices that ``--devices`` names; none where it is left out."""
+    from autotune.cli.context import here, target
+
+    if devices is None:
+        return here(asked), ()
+    from autotune.hardware.devices import BadDevicesError, select
+
+    try:
+        chosen = select(devices, asked.grid.space.device)
+    except BadDevicesError as error:
+        raise CliError(str(error), Exit.USAGE) from error
+    return target(asked, chosen[0].facts), chosen
+
+
+@contextlib.contextmanager
+def _lanes(
+    target: Target, devices: Sequence[Device], provers: int | None, warn: Callable[[str], None]
+) -> Iterator[list[Lane]]:
+    """A lane for each device, the first of which answers; one for the first device if none is named."""
+    from autotune.hardware.devices import Device
+    from autotune.hardware.memory import GIB
+    from autotune.hardware.neighbours import neighbours
+    from autotune.tuner.crew import Crew
+    from autotune.tuner.lanes import Lane, leading
+    from autotune.worker.worker import Worker
+
+    for line in neighbours(devices or (Device(0, target.facts),)):
+        warn(line)
+    count = provers or PROVERS[target.facts.device]
+    memory = None if target.memory_gib is None else int(target.memory_gib * GIB * PROVING_SHARE)
+    with contextlib.ExitStack() as stack:
+        lanes = []
+        for name, presence in [(each.name, each.presence) for each in devices] or [(target.device, None)]:
+            # what is timed runs as it is served: on the library's own allocations
+            timer = stack.enter_context(Worker(name, guard_allocations=False))
+            crew = Crew([stack.enter_context(Worker(name)) for _ in range(count)], memory)
+            lanes.append(Lane(name, crew, timer, presence))
+        yield leading(lanes, target.device, warn) if devices else lanes
 
 
 def _pilot(timer: Worker, target: Target, routes: Mapping[str, Route], view: ProgressView) -> Pilot:

@@ -42,8 +42,11 @@ class Device:
         return f"{self.facts.device}:{self.index}"
 
     @property
-    def pci(self) -> str | None:
-        """A GPU's PCI address, as ``00000000:3B:00.0``; None on the CPU."""
+    def presence(self) -> str | None:
+        """What a child that is tied to it must find: a GPU's PCI address, as ``00000000:3B:00.0``; on the
+        CPU the core's number. None: not known."""
+        if self.facts.device == "cpu":
+            return str(cpus()[self.index])
         found = self.facts.informative.get("pci")
         return found if isinstance(found, str) else None
 

@@ -21,7 +21,7 @@ def neighbours(devices: Sequence[Device]) -> list[str]:
     Processes of other containers may be hidden from us: then the utilisation tells. Without NVML, and for
     what a driver does not say (a MIG slice has no utilisation), nothing is known and nothing is said.
     """
-    named = [(device.name, device.pci) for device in devices if device.pci is not None]
+    named = [(each.name, each.presence) for each in devices if each.facts.device == "cuda" and each.presence]
     if not named:
         return []
     try:
@@ -33,7 +33,7 @@ def neighbours(devices: Sequence[Device]) -> list[str]:
     except nvml.NVMLError:
         return []
     try:
-        return [line for name, pci in named if (line := _line(nvml, name, str(pci)))]
+        return [line for name, pci in named if (line := _line(nvml, name, pci))]
     finally:
         nvml.nvmlShutdown()
 

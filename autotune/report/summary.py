@@ -52,6 +52,7 @@ def summary_json(run: OpenedRun, progress: Progress, published: Published) -> di
         "settled": progress.settled,
         "settled_by_this_call": progress.now,
         "out_of_budget": progress.out_of_budget,
+        "devices_at_work": list(progress.devices),
         "answers": dict(Counter(cell.decision.route or "fallback" for cell in cells)),
         "reasons": dict(Counter(cell.decision.reason.value for cell in cells)),
         "checks": dict(stored.checks),
@@ -91,6 +92,9 @@ def summary_text(run: OpenedRun, progress: Progress, published: Published) -> Re
         lines[-1] += "; budget spent, the same command goes on"
     elif open_cells:
         lines[-1] += "; the same command goes on"
+    if len(progress.devices) > 1:
+        together = ", ".join(progress.devices)
+        lines.append(f"measured with {len(progress.devices)} devices of this host at work: {together}")
     lines += [f"answers: {answers}", f"reasons: {reasons}", f"proof rows: {checks}"]
     if data["geomean_speedup_where_routed"]:
         lines.append(

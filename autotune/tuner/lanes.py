@@ -189,10 +189,10 @@ class Lanes:
             for hand in self.at_work
         ]
         self._shared = _Shared(busy=len(threads))
-        for thread in threads:
-            thread.start()
         left = len(threads)
         try:
+            for thread in threads:
+                thread.start()
             while left:
                 error = ended.get()
                 left -= 1
@@ -200,10 +200,10 @@ class Lanes:
                     raise error
         finally:
             self.baton.halt()
-            while any(thread.is_alive() for thread in threads):
+            while alive := [thread for thread in threads if thread.is_alive()]:
                 if left:
                     self._interrupt()
-                for thread in threads:
+                for thread in alive:
                     thread.join(KILL_EVERY_S)
         if len(self._shared.lost) == len(self.at_work):
             raise WorkerError(f"no device is left; {'; '.join(self._shared.lost)}")

@@ -117,15 +117,19 @@ def _json(router: Router, found: Explanation, loaded: RoutingTable) -> dict[str,
         "proof": None if proof is None else proof._asdict(),
         "status": {"state": router.status.state, "reason": router.status.reason},
         "digest": router.digest,
+        "policy": loaded.policy._asdict(),
         "unsafe": [row._asdict() for row in loaded.unsafe],
     }
 
 
 def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str]:
+    from autotune.report.grid import objective_text
+
     lines = [
         f"{found.answer}: {found.why}",
         f"  {found.detail}",
         f"  router {router.status.state}: {router.status.reason}",
+        f"  decided by {objective_text(loaded.policy)}",
     ]
     if found.speedup_low is not None:
         lines.append(f"  at least {found.speedup_low:.3f} x as fast as the fallback")

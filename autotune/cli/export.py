@@ -58,15 +58,34 @@ def command(
             "--objective", metavar="NAME", help="Decide by this one of the study's; its first if left out."
         ),
     ] = None,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            metavar="N",
+            min=1,
+            help="With --objective step: layers that share one preparation; the model's if left out.",
+        ),
+    ] = None,
+    hidden_prepare: Annotated[
+        float | None,
+        typer.Option(
+            "--hidden-prepare",
+            metavar="SHARE",
+            help="With --objective step: share of prepare that the engine hides, 0 (if left out) to 1.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Apply the decision rule to stored rows and write the table again.
 
-    Runs nothing and needs no GPU.
+    Runs nothing and needs no GPU. Choose the objective, the layers and the hidden share by the engine, before
+    you look at what each gives: the bound on false claims holds for one table (docs/statistics.md).
     """
     from autotune.cli.context import ask, require_database, writable
     from autotune.cli.tables import report
     from autotune.store.database import open_database
+    from autotune.tuner.objectives import STEP
     from autotune.tuner.run import open_run
     from autotune.tuner.tuner import Progress
 
@@ -74,12 +93,19 @@ def command(
     declared = asked.grid.space.objectives
     if objective is not None and objective not in declared:
         raise CliError(f"--objective {objective}: the space declares {', '.join(declared)}", Exit.USAGE)
+    if objective != STEP and (layers is not None or hidden_prepare is not None):
+        raise CliError(
+            "--layers and --hidden-prepare weigh the objective step: add --objective step", Exit.USAGE
+        )
+    if hidden_prepare is not None and not 0.0 <= hidden_prepare <= 1.0:
+        raise CliError(f"--hidden-prepare {hidden_prepare}: a share from 0 to 1", Exit.USAGE)
     require_database(db)
     with open_database(db) as database:
         there, routes = _stored(database, asked, hardware, only)
         writable(out)
         with open_run(database, there, routes, tuning=False) as run:
             settled = sum(run.judge.settled(item.cell) for item in run.cells)
+            run.weigh(layers, hidden_prepare or 0.0)
             return report(run, Progress(len(run.cells), settled, 0, False), out, json, objective)
 
 

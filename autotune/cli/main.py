@@ -38,6 +38,7 @@ def build_app() -> typer.Typer:
     """The Typer application with every command."""
     from autotune.cli import (
         ab,
+        diff,
         doctor,
         explain,
         export,
@@ -50,6 +51,7 @@ def build_app() -> typer.Typer:
         show,
         sign,
         suspects,
+        verify,
     )
 
     app = typer.Typer(
@@ -60,7 +62,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,
     )
     app.callback()(_options)
-    tables = (export, show, explain, quarantine, suspects, sign)
+    tables = (export, show, explain, verify, diff, quarantine, suspects, sign)
     for module in (run, plan, doctor, selftest, prove, prebuild, *tables, ab):
         app.command(module.__name__.rsplit(".", 1)[-1])(module.command)
     return app

@@ -33,12 +33,17 @@ def report(run: OpenedRun, progress: Progress, out: Path, json: bool, objective:
     """
     from autotune.cli.output import print_json, print_text
     from autotune.report.summary import no_safe_route, summary_json, summary_text
+    from autotune.tuner.undecided import undecided
 
-    written = write(run, out, objective)
+    written = [
+        (view, published, None if objective is None else undecided(view, objective))
+        for view, published in write(run, out, objective)
+    ]
     if json:
-        found = [summary_json(view, progress, published) for view, published in written]
+        found = [summary_json(view, progress, published, left) for view, published, left in written]
         print_json(found[0] if len(found) == 1 else found)
     else:
-        for view, published in written:
-            print_text(summary_text(view, progress, published))
-    return int(Exit.NO_SAFE_ROUTE if any(no_safe_route(published) for _, published in written) else Exit.DONE)
+        for view, published, left in written:
+            print_text(summary_text(view, progress, published, left))
+    lost = any(no_safe_route(published) for _, published, _ in written)
+    return int(Exit.NO_SAFE_ROUTE if lost else Exit.DONE)

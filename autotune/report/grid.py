@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -10,19 +11,34 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from autotune.table.model import Entry, Grid, RoutingTable
+    from autotune.table.model import Entry, Grid, Policy, RoutingTable
 
 STYLES = {".": "dim", "!": "bold red", "?": "yellow", "x": "dim", "#": "bold white on red", "q": "magenta"}
 ROUTE_STYLES = ("bold green", "bold cyan", "bold blue", "bold magenta")
 
 
 def table_json(table: RoutingTable) -> dict[str, Any]:
-    """The model as plain values."""
-    data = dataclasses.asdict(dataclasses.replace(table, facts=None))  # type: ignore[arg-type]
-    data["facts"] = table.facts.to_dict()
-    data["legend"], data["families"] = dict(table.legend), dict(table.families)
-    data["digest"] = table.digest
-    return data
+    """The model as plain values, every part of it by its name."""
+    data = {field.name: _plain(getattr(table, field.name)) for field in dataclasses.fields(table)}
+    return {**data, "facts": table.facts.to_dict()}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):  # a named tuple, which JSON would write as a list
+        return _plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def objective_text(policy: Policy) -> str:
+    """``step (15 layers, 50 % of prepare hidden)``; only what the export chose is said."""
+    said = [] if policy.layers is None else [f"{policy.layers} layer{'' if policy.layers == 1 else 's'}"]
+    if policy.hidden_prepare is not None:
+        said.append(f"{100 * policy.hidden_prepare:g} % of prepare hidden")
+    return f"{policy.objective} ({', '.join(said)})" if said else policy.objective
 
 
 def table_text(table: RoutingTable) -> RenderableType:
@@ -35,9 +51,9 @@ def table_text(table: RoutingTable) -> RenderableType:
         Text(f"{hardware}"),
         Text(f"{software}", style="dim"),
         Text(
-            f"engine {policy.engine}, stock {policy.stock}, objective {policy.objective}, margin "
-            f"{policy.margin:g}, pad {policy.pad_value}, any false claim <= {policy.any_false_claim:g}; "
-            f"{table.generated.by}, {table.generated.at}",
+            f"engine {policy.engine}, stock {policy.stock}, objective {objective_text(policy)}, "
+            f"margin {policy.margin:g}, pad {policy.pad_value}, any false claim <= "
+            f"{policy.any_false_claim:g}; {table.generated.by}, {table.generated.at}",
             style="dim",
         ),
     ]

@@ -10,12 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.domain.decision import Reason
-from autotune.report.grid import table_text
+from autotune.report.grid import objective_text, table_text
 
 if TYPE_CHECKING:
     from autotune.tuner.publish import Published
     from autotune.tuner.run import OpenedRun
     from autotune.tuner.tuner import Progress
+    from autotune.tuner.undecided import Undecided
 
 
 # Of the reasons why cells are unproven; --json has all.
@@ -39,8 +40,14 @@ def unproven(published: Published) -> list[dict[str, Any]]:
     return [{"cells": count, "detail": detail} for detail, count in reasons.most_common()]
 
 
-def summary_json(run: OpenedRun, progress: Progress, published: Published) -> dict[str, Any]:
-    """Counts, decisions, accusations, where the table is."""
+def summary_json(
+    run: OpenedRun, progress: Progress, published: Published, left: Undecided | None = None
+) -> dict[str, Any]:
+    """Counts, decisions, accusations, where the table is.
+
+    Args:
+        left: what an objective that was asked for leaves undecided.
+    """
     cells = published.cells
     faster = [cell.decision.speedup for cell in cells if cell.decision.route and cell.decision.speedup]
     stored = run.repository.summary(run.study)
@@ -61,6 +68,9 @@ def summary_json(run: OpenedRun, progress: Progress, published: Published) -> di
         "geomean_speedup_where_routed": exp(sum(log(s) for s in faster) / len(faster)) if faster else None,
         "unproven": unproven(published),
         "objective": published.table.policy.objective,
+        "layers": published.table.policy.layers,
+        "hidden_prepare": published.table.policy.hidden_prepare,
+        "undecided": None if left is None else {"stopped": left.stopped, "exhausted": left.exhausted},
         "unit": run.study.unit,
         "margin": run.study.margin,
         "multiplicity": run.study.multiplicity,
@@ -77,9 +87,11 @@ def summary_json(run: OpenedRun, progress: Progress, published: Published) -> di
     }
 
 
-def summary_text(run: OpenedRun, progress: Progress, published: Published) -> RenderableType:
-    """The letter grid, then what it rests on."""
-    data = summary_json(run, progress, published)
+def summary_text(
+    run: OpenedRun, progress: Progress, published: Published, left: Undecided | None = None
+) -> RenderableType:
+    """The letter grid, then what it rests on; ``left`` as in :func:`summary_json`."""
+    data = summary_json(run, progress, published, left)
     answers = ", ".join(f"{count} {name}" for name, count in sorted(data["answers"].items()))
     reasons = ", ".join(f"{count} {name}" for name, count in sorted(data["reasons"].items()))
     checks = ", ".join(f"{count} {name}" for name, count in sorted(data["checks"].items())) or "none"
@@ -106,6 +118,12 @@ def summary_text(run: OpenedRun, progress: Progress, published: Published) -> Re
             cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.NO_SAFE_ROUTE
         )
         lines.append(f"NO SAFE ROUTE in {without} cells, first: {detail}")
+    if left is not None:
+        lines.append(
+            f"decided by {objective_text(published.table.policy)}: {_cells(left.cells)} undecided, "
+            f"{left.stopped} because rounds ran only until {' and '.join(run.judge.objectives.names)} (the "
+            f"model's layers, nothing hidden) was resolved, {left.exhausted} after the last round"
+        )
     for each in data["unproven"][:REASONS_SHOWN]:
         lines.append(f"{_cells(each['cells'])} unproven: {each['detail']}")
     if more := data["unproven"][REASONS_SHOWN:]:

@@ -22,7 +22,7 @@ from autotune.domain.fingerprint import HARDWARE_KEYS, SOFTWARE_KEYS
 from autotune.domain.shape import Shape
 from autotune.table.errors import TableError, TableWriteError
 from autotune.table.letters import RESERVED
-from autotune.table.model import Eager, Entry, Grid, Ratio, RoutingTable, Speedup
+from autotune.table.model import Eager, Entry, Grid, Policy, Ratio, RoutingTable, Speedup
 from autotune.table.source import MAX_BYTES, sign
 from autotune.table.validate import validate
 
@@ -89,6 +89,7 @@ def dump_table(table: RoutingTable) -> bytes:
                 tau=float(table.policy.tau),
                 any_false_claim=float(table.policy.any_false_claim),
                 pad_value=table.policy.pad_value,
+                **_chosen(table.policy),
             ),
             legend=_legend(table.legend),
             families=_Line(sorted(table.families.items())),
@@ -195,6 +196,13 @@ def _words(**items: Any) -> dict[Any, Any]:
 
 def _line(**items: Any) -> _Line:
     return _Line(_words(**items))
+
+
+def _chosen(policy: Policy) -> dict[str, Any]:
+    """What the export chose; a table of the models' own layers and nothing hidden has neither key."""
+    hidden = None if policy.hidden_prepare is None else float(policy.hidden_prepare)
+    values = {"layers": policy.layers, "hidden_prepare": hidden}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _legend(legend: Mapping[str, str]) -> dict[str, str]:

@@ -38,7 +38,9 @@ class Policy(NamedTuple):
 
     ``margin`` and ``tau`` are relative (0.02 is 2 %); ``any_false_claim`` is the chance that any
     "faster" in the table is false. ``pad_value`` is the KV length of the engine's padded rows, with which
-    every proof of the table was made.
+    every proof of the table was made. ``layers`` and ``hidden_prepare`` say what ``step`` counted where that
+    was chosen at the export: layers that share a preparation (None: the models' own), and the share of the
+    preparation that the engine hides (None: nothing).
     """
 
     engine: str
@@ -48,6 +50,8 @@ class Policy(NamedTuple):
     tau: float
     any_false_claim: float
     pad_value: int = 1
+    layers: int | None = None
+    hidden_prepare: float | None = None
 
 
 class Row(NamedTuple):

@@ -116,7 +116,7 @@ def _generated_and_facts(top: Raw) -> tuple[Generated, Facts]:
 
 def _policy(raw: object) -> Policy:
     keys = ("engine", "stock", "objective", "margin", "tau", "any_false_claim", "pad_value")
-    data = _mapping(raw, "policy", keys)
+    data = _mapping(raw, "policy", keys, optional=("layers", "hidden_prepare"))
     return Policy(
         engine=_text(data["engine"], "policy.engine"),
         stock=None if data["stock"] is None else _text(data["stock"], "policy.stock"),
@@ -125,6 +125,10 @@ def _policy(raw: object) -> Policy:
         tau=_number(data["tau"], "policy.tau"),
         any_false_claim=_number(data["any_false_claim"], "policy.any_false_claim"),
         pad_value=_integer(data["pad_value"], "policy.pad_value"),
+        layers=_integer(data["layers"], "policy.layers") if "layers" in data else None,
+        hidden_prepare=(
+            _number(data["hidden_prepare"], "policy.hidden_prepare") if "hidden_prepare" in data else None
+        ),
     )
 
 

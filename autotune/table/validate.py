@@ -104,6 +104,12 @@ def _policy(table: RoutingTable) -> None:
         raise TableError("policy.any_false_claim", f"must be in (0, 1), not {policy.any_false_claim}")
     if type(policy.pad_value) is not int or not 0 <= policy.pad_value <= _LARGEST:
         raise TableError("policy.pad_value", f"must be a KV length in tokens, not {show(policy.pad_value)}")
+    if policy.layers is not None and not 1 <= policy.layers <= _LARGEST:
+        raise TableError("policy.layers", f"must be positive, not {policy.layers}")
+    if policy.hidden_prepare is not None and not 0.0 <= policy.hidden_prepare <= 1.0:
+        raise TableError("policy.hidden_prepare", f"must be in [0, 1], not {policy.hidden_prepare}")
+    if policy.objective != "step" and (policy.layers is not None or policy.hidden_prepare is not None):
+        raise TableError("policy", "layers and hidden_prepare belong to the objective step only")
 
 
 def _legend(legend: Mapping[str, str]) -> None:

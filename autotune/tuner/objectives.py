@@ -21,23 +21,35 @@ _Key = tuple["Shape", "DTypes", int]
 class Objectives:
     """The declared objectives by name, in order; the first decides the table.
 
-    ``step`` counts one ``prepare``, of which the engine hides nothing, and the calls of all layers. An entry
-    that several models share is judged with the layers of the one that has the fewest: it feels the
-    preparation most.
+    ``step`` counts one ``prepare``, of which the engine hides nothing unless told, and the calls of all
+    layers. An entry that several models share is judged with the layers of the one that has the fewest: it
+    feels the preparation most.
 
     Args:
         names: as the space declares them.
         entries: where the layers of each column's models stand.
+        chosen_layers: layers that ``step`` counts instead, in every column.
+        hidden: share of ``prepare`` that ``step`` takes for hidden by the engine, 0 .. 1.
 
     Raises:
-        ValueError: an objective that this version does not know, or none.
+        ValueError: an objective that this version does not know, or none; a value that makes no sense.
     """
 
-    def __init__(self, names: Sequence[str], entries: Iterable[Entry]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        entries: Iterable[Entry],
+        *,
+        chosen_layers: int | None = None,
+        hidden: float = 0.0,
+    ) -> None:
         unknown = [name for name in names if name not in (GRAPH, STEP)]
         if unknown or not names:
             raise ValueError(f"objectives must be of {GRAPH}, {STEP}, not {list(names)}")
+        step(1 if chosen_layers is None else chosen_layers, hidden)
         self.names = tuple(names)
+        self.chosen_layers = chosen_layers
+        self.hidden = hidden
         self._layers: dict[_Key, int] = {}
         for entry in entries:
             self._layers[entry.shape, entry.dtypes, entry.q_len] = min(entry.layers.values())
@@ -47,6 +59,16 @@ class Objectives:
         """Those of a grid's space."""
         return cls(grid.space.objectives, grid.entries)
 
+    def weighed(self, layers: int | None, hidden: float) -> Objectives:
+        """The same, with ``step`` counting ``layers`` (None: the models' own) and so much of it hidden.
+
+        Raises:
+            ValueError: fewer than one layer, or a share outside 0..1.
+        """
+        other = Objectives(self.names, (), chosen_layers=layers, hidden=hidden)
+        other._layers = self._layers
+        return other
+
     @property
     def first(self) -> str:
         """The one that the table is decided by, unless another is asked for."""
@@ -54,8 +76,10 @@ class Objectives:
 
     def layers(self, column: Column) -> int:
         """Layers that ``step`` counts in ``column``."""
-        return self._layers[column.shape, column.dtypes, column.q_len]
+        return self.chosen_layers or self._layers[column.shape, column.dtypes, column.q_len]
 
     def of(self, column: Column) -> Mapping[str, Objective]:
         """Each by its name, in order."""
-        return {name: graph if name == GRAPH else step(self.layers(column)) for name in self.names}
+        return {
+            name: graph if name == GRAPH else step(self.layers(column), self.hidden) for name in self.names
+        }

@@ -12,6 +12,7 @@ from autotune.domain.verdict import CheckStatus
 from autotune.table.build import DecidedCell, build_table
 from autotune.table.dump import write_table
 from autotune.table.model import Generated, Policy, Quarantine, RoutingTable, Unsafe
+from autotune.tuner.objectives import STEP
 from autotune.tuner.run import ALPHA
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, t
     cells = decide_all(run, objective)
     study, target = run.study, run.target
     stock = target.engine.stock(target.arch)
+    decided_by = objective or run.judge.objectives.first
+    stepped = run.judge.objectives if decided_by == STEP else None
     withdrawn = [
         Quarantine(
             route=row.route,
@@ -134,11 +137,14 @@ def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, t
         policy=Policy(
             engine=target.engine.name,
             stock=stock,
-            objective=objective or run.judge.objectives.first,
+            objective=decided_by,
             margin=study.margin,
             tau=0.0,
             any_false_claim=ALPHA,
             pad_value=target.pad_value,
+            layers=stepped.chosen_layers if stepped else None,
+            # nothing hidden is what its absence says
+            hidden_prepare=(stepped.hidden or None) if stepped else None,
         ),
         families={name: route.family.value for name, route in run.judge.routes.items()},
         unsafe=accusations(run),

@@ -66,6 +66,15 @@ class OpenedRun:
         """The same stored rows, judged for another engine of this run."""
         return replace(self, target=judge.target, judge=judge, others=())
 
+    def weigh(self, layers: int | None, hidden: float) -> None:
+        """Let ``step`` count these layers (None: the models' own), and this share of ``prepare`` as hidden.
+
+        Raises:
+            ValueError: fewer than one layer, or a share outside 0..1.
+        """
+        for judge in self.judges:
+            judge.objectives = judge.objectives.weighed(layers, hidden)
+
     @property
     def queue(self) -> TrialQueue:
         """The Optuna side; only a run opened for tuning has one."""
@@ -149,6 +158,7 @@ def open_run(
     *,
     tuning: bool,
     pilot: Callable[[], Pilot] | None = None,
+    margin: float | None = None,
 ) -> Iterator[OpenedRun]:
     """Open the study of ``target``, creating it if this is its first run.
 
@@ -156,6 +166,7 @@ def open_run(
         tuning: take the exclusive lock, open Optuna's side and end what a killed run left behind.
         pilot: run once, if the study is new, before it is created: it decides the unit of its test, which
             nothing changes afterwards. None: a round.
+        margin: of a new study's claims; the device's in :data:`MARGIN` if None.
 
     Raises:
         StoreError: the database cannot be used, or another run holds the study.
@@ -176,7 +187,7 @@ def open_run(
             space_digest=digest,
             engine=SHARED,
             objectives=space.objectives,
-            margin=MARGIN[target.facts.device],
+            margin=MARGIN[target.facts.device] if margin is None else margin,
             multiplicity=multiplicity(target, routes),
             unit=unit,
             seed=target.seed,

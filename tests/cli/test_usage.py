@@ -16,7 +16,7 @@ from tests.console import TINY, Place, cli
 
 COMMANDS = (
     *("run", "plan", "doctor", "selftest", "prove", "prebuild", "export", "show", "explain"),
-    *("quarantine", "suspects", "sign", "ab"),
+    *("verify", "diff", "quarantine", "suspects", "sign", "ab"),
 )
 
 

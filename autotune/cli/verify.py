@@ -198,9 +198,11 @@ def _verify(
     target = _target(table, file, drawn, facts, engine, seed)
     routes = _routes(table, file, target, only)
 
-    from autotune.cli.output import stderr
+    from autotune.cli.output import note, stderr
     from autotune.cli.run import PROVERS, PROVING_SHARE
+    from autotune.hardware.devices import Device
     from autotune.hardware.memory import GIB
+    from autotune.hardware.neighbours import neighbours
     from autotune.prebuild.verify import verify as verify_modules
     from autotune.report.progress import ProgressView
     from autotune.report.verification import Verification
@@ -216,6 +218,8 @@ def _verify(
     except IncomparableError as error:
         raise CliError(f"{file}: {error}", Exit.USAGE) from error
     verify_modules(facts, target.grid.columns, routes)
+    for line in neighbours((Device(0, facts),)):
+        note(line)
     with (
         ProgressView(stderr) as view,
         _database(db, table) as database,

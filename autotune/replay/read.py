@@ -1,0 +1,92 @@
+"""From a file to a recording: a study's database or a thinned one, plain or packed with xz.
+
+The file is copied first and never written: not its write-ahead log, not by a migration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from autotune.replay import study_file, thinned_file
+from autotune.replay.errors import RecordingError
+from autotune.store.errors import StoreError, one_line
+
+if TYPE_CHECKING:
+    from autotune.replay.recording import Recording
+    from autotune.replay.study_file import Choose
+
+SQLITE = b"SQLite format 3\x00"
+XZ = b"\xfd7zXZ\x00"
+
+
+def read_recording(path: Path, choose: Choose) -> Recording:
+    """The recorded study that ``choose`` takes from (study, ids of its cells).
+
+    Raises:
+        RecordingError: there is no such file, it is no recording, it is cut off or damaged; and whatever
+            ``choose`` raises.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(len(SQLITE))
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror or error}; name a recorded study's file") from None
+    with tempfile.TemporaryDirectory(prefix="autotune-replay-") as folder:
+        copy = Path(folder) / "recording.db"
+        try:
+            if head.startswith(XZ):
+                _unpack(path, copy)
+            elif head == SQLITE:
+                _copy(path, copy)
+            else:
+                raise RecordingError(
+                    f"{path}: is neither an SQLite database nor one packed with xz; name the database of a run, or "
+                    "what scripts/thin_evidence.py wrote"
+                )
+            return _read(copy, str(path), choose)
+        except (sqlite3.Error, StoreError) as error:
+            said = one_line(error).replace(str(copy), str(path))
+            where = "" if said.startswith(str(path)) else f"{path}: "
+            raise RecordingError(f"{where}{said}; is it a whole copy of a recorded study?") from None
+
+
+def _read(copy: Path, where: str, choose: Choose) -> Recording:
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != ("ok",):
+            raise RecordingError(f"{where}: is damaged or cut off ({found[0]}); copy it again")
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        tables = {name for (name,) in connection.execute(query)}
+    if thinned_file.TABLE in tables:
+        return thinned_file.read_thinned(copy, where, choose)
+    return study_file.read_study(copy, where, choose)
+
+
+def _unpack(path: Path, copy: Path) -> None:
+    try:
+        with lzma.open(path) as packed, copy.open("wb") as stream:
+            shutil.copyfileobj(packed, stream, 1 << 20)
+    except (lzma.LZMAError, EOFError) as error:
+        raise RecordingError(f"{path}: is damaged or cut off ({one_line(error)}); copy it again") from None
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be unpacked: {error.strerror or error}") from None
+    with copy.open("rb") as stream:
+        if stream.read(len(SQLITE)) != SQLITE:
+            raise RecordingError(f"{path}: holds no SQLite database; name a recorded study's file")
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """What is committed, its write-ahead log included."""
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+    with (
+        contextlib.closing(sqlite3.connect(uri, uri=True)) as source,
+        contextlib.closing(sqlite3.connect(copy)) as target,
+    ):
+        source.backup(target)

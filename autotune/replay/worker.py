@@ -1,0 +1,196 @@
+"""In place of a child: answers every job with what was recorded for it.
+
+The rules:
+
+- A proof is the recorded row of that column, route, adapter version, check and check version; asked for the
+  same operands (the seed), it is the same row. Its recorded seconds pass.
+- Timing gives the recorded rounds from the first one asked for, less the routes that are not asked for, and
+  ends where the recording does. A round takes its recorded time; of a round with fewer routes than recorded,
+  the share that the others' groups had. The start of a job (sessions, rounds thrown away) takes what the first
+  chunk took longer than its rounds, by the share of routes that are opened.
+- What was not recorded accuses nobody, takes no time, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from autotune.bench.record import RoundSettings
+from autotune.checks import registry
+from autotune.domain.cell import Cell, Column
+from autotune.domain.verdict import CheckStatus, FailureKind, UnprovenReason
+from autotune.tuner.book import TIMING
+from autotune.tuner.prover import seed_of
+from autotune.worker.base import Broken, Completed, Failed, Outcome
+from autotune.worker.failure import FaultSite
+from autotune.worker.jobs import ProveJob, TimeJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from autotune.bench.record import Round
+    from autotune.replay.clock import RecordedClock
+    from autotune.replay.recording import RecordedCheck, RecordedTiming, Recording
+    from autotune.routes.base import Route
+
+NOT_RECORDED = "not recorded"
+
+_Key = tuple[str, str, str, int]  # column id, route, check, seed
+
+
+class RecordedWorker:
+    """Runs no child. One may serve as the prover and the timer of a run at once.
+
+    Attributes:
+        pid: of a child; there is none.
+        missing_checks: (column id, route, check, seed) that were asked for and not recorded.
+        missing_rounds: ids of cells whose rounds ended before they were enough.
+    """
+
+    pid: int | None = None
+
+    def __init__(self, recording: Recording, routes: Mapping[str, Route], clock: RecordedClock) -> None:
+        self._recording = recording
+        self._clock = clock
+        self._seed = recording.study.seed
+        self.missing_checks: set[_Key] = set()
+        self.missing_rounds: set[str] = set()
+        self._checks: dict[_Key, RecordedCheck] = {}
+        self._deaths: dict[tuple[str, str], RecordedCheck] = {}
+        versions = {check.name: check.version for check in registry.CHECKS}
+        for row in recording.checks:
+            name, result = row.route, row.result
+            if name not in routes or row.route_version != routes[name].version:
+                continue
+            if result.check == TIMING and result.status is CheckStatus.FAILED and row.cell_id is not None:
+                self._deaths[row.cell_id, name] = row
+            elif versions.get(result.check) == result.version:
+                self._checks[row.column.id, name, result.check, result.seed] = row
+
+    def run(
+        self,
+        job: ProveJob | TimeJob,
+        *,
+        timeout_s: float,
+        on_event: Callable[[Any], Any] | None = None,
+        step_timeout_s: float | None = None,
+    ) -> Outcome:
+        """As ``Worker.run``, for the two jobs of a study."""
+        if isinstance(job, ProveJob):
+            return self._prove(job)
+        assert on_event is not None
+        return self._time(job, on_event)
+
+    def _prove(self, job: ProveJob) -> Outcome:
+        key = (Column.from_dict(job.column).id, job.route, job.check, job.seed)
+        row = self._checks.get(key)
+        if row is None:
+            self.missing_checks.add(key)
+            return Broken(UnprovenReason.INFRASTRUCTURE, NOT_RECORDED, "")
+        self._clock.advance(row.seconds)
+        result = row.result
+        if result.kind is FailureKind.ILLEGAL_ACCESS:
+            # the recorded row is the last word after the runs with padding: a site outside it asks for none
+            site = FaultSite("", 0, False, offset=None)
+            return Failed(result.kind, result.detail, "", fault=site, steps=result.launches)
+        return Completed({**result.to_dict(), "route": job.route})
+
+    def _time(self, job: TimeJob, on_event: Callable[[Any], Any]) -> Outcome:
+        cell = Cell.from_dict(job.cell)
+        timing = self._recording.timings.get(cell.id)
+        if job.seed != seed_of(self._seed, cell.id, TIMING) or timing is None:
+            return self._ended(cell, job.first_round)
+        live, at, reported = job.routes, job.first_round, 0
+        rounds, pace = timing.rounds, _Pace(timing)
+        while True:
+            if at >= len(rounds):
+                return self._died(cell, live) or self._ended(cell, at)
+            until = min(pace.chunk_end(at), at + RoundSettings(**job.settings).chunk)
+            chunk = list(_restricted(rounds[at:until], live))
+            if not chunk:
+                return self._died(cell, live, rounds[at]) or self._ended(cell, at)
+            if not reported:
+                self._clock.advance(pace.start(live))
+            self._clock.advance(sum(pace.seconds(each.index, live) for each in chunk))
+            at += len(chunk)
+            reported += len(chunk)
+            answer = on_event({"rounds": [each.to_dict() for each in chunk]})
+            if not answer:
+                return Completed(reported)
+            live = answer if isinstance(answer, tuple) else live
+
+    def _died(self, cell: Cell, live: Sequence[str], next_round: Round | None = None) -> Failed | None:
+        """The recorded death, while timing, of a live route that has no further round."""
+        for name in live:
+            row = self._deaths.get((cell.id, name))
+            if row is not None and (next_round is None or name not in next_round.run_us):
+                assert row.result.kind is not None
+                # the stored detail ends with the step, which whoever stores it adds again
+                detail, mark, step = row.result.detail.rpartition(f" ({name}: ")
+                if not mark:
+                    detail, step = row.result.detail, "timing)"
+                return Failed(
+                    row.result.kind, detail, f"{name}: {step.removesuffix(')')}", steps=row.result.launches
+                )
+        return None
+
+    def _ended(self, cell: Cell, at: int) -> Broken:
+        self.missing_rounds.add(cell.id)
+        return Broken(UnprovenReason.BUDGET, f"{NOT_RECORDED}: rounds from {at} on", "")
+
+
+class _Pace:
+    """How long a cell's recorded rounds took, each for itself."""
+
+    def __init__(self, timing: RecordedTiming) -> None:
+        self._rounds = timing.rounds
+        first = 0
+        self._ends: list[int] = []
+        per_round: list[float] = []
+        for size, seconds in timing.chunks:
+            first += size
+            self._ends += [first] * size
+            per_round += [seconds / size] * size
+        size, seconds = timing.chunks[0]
+        later = [seconds / size for size, seconds in timing.chunks[1:]]
+        usual = median(later) if later else max(_groups(each) for each in self._rounds)
+        self._start = max(0.0, seconds - usual * size)
+        per_round[:size] = [(seconds - self._start) / size] * size
+        self._per_round = per_round
+
+    def chunk_end(self, at: int) -> int:
+        """One past the last round of the chunk that holds round ``at``."""
+        return self._ends[at]
+
+    def start(self, live: Sequence[str]) -> float:
+        """Seconds before the first round of a job."""
+        return self._start * min(1.0, len(live) / len(self._rounds[0].order))
+
+    def seconds(self, index: int, live: Sequence[str]) -> float:
+        """Seconds of a round with only ``live`` of its routes."""
+        whole = self._rounds[index]
+        share = _groups(whole, live) / _groups(whole)
+        return self._per_round[index] * share
+
+
+def _groups(each: Round, live: Sequence[str] | None = None) -> float:
+    """Seconds that the routes' groups of calls ran: their share of a round."""
+    return sum(us * each.calls[name] for name, us in each.run_us.items() if live is None or name in live) / 1e6
+
+
+def _restricted(rounds: Sequence[Round], live: Sequence[str]) -> Iterator[Round]:
+    """The rounds with ``live`` alone, up to the first that lacks one of them."""
+    for each in rounds:
+        if any(name not in each.run_us for name in live):
+            return
+        yield replace(
+            each,
+            order=tuple(name for name in each.order if name in live),
+            run_us={name: each.run_us[name] for name in live},
+            host_us={name: each.host_us[name] for name in live},
+            prepare_us={name: each.prepare_us[name] for name in live},
+            calls={name: each.calls[name] for name in live},
+        )

@@ -5,8 +5,8 @@ route's times are therefore written as the integers that they came from, in the 
 every value of the series exactly:
 
     ns      host timers: nanoseconds, value = k / 1000
-    sum     sums of CUDA's float32 milliseconds over a group's calls: value = 1000 (m / 2^s) / calls, with m in
-            two parts, nanoseconds and the little that float32 could not hold of them
+    sum     sums of CUDA's float32 milliseconds over a group's calls: value = 1000 (m / 2^s) / calls, with m
+            in two parts, nanoseconds and the little that float32 could not hold of them
     double  whatever else, eight bytes each
 
 Integers are kept less their minimum and over their common divisor, byte plane by byte plane; whoever stores
@@ -144,7 +144,7 @@ def _equal(one: _Floats, other: _Floats) -> bool:
 
 
 def _integers(values: _Ints) -> tuple[dict[str, Any], bytes]:
-    """How the integers are written (bytes each, minimum, divisor), and the bytes: none where all are equal."""
+    """How the integers are written (bytes each, minimum, divisor), and the bytes: none if all are equal."""
     low = int(values.min())
     divisor = math.gcd(*(values - low).tolist()) or 1
     small = (values - low) // divisor
@@ -165,7 +165,8 @@ def _read_integers(form: dict[str, Any], count: int, body: memoryview) -> tuple[
 def _planes(values: npt.NDArray[Any]) -> bytes:
     """All first bytes, then all second ones, ...: what hardly changes then lies together."""
     width = values.dtype.itemsize
-    return values.view(np.uint8).reshape(-1, width).T.tobytes()
+    planes: bytes = values.view(np.uint8).reshape(-1, width).T.tobytes()
+    return planes
 
 
 def _read_planes(body: memoryview, count: int, width: int) -> npt.NDArray[np.uint8]:

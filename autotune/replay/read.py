@@ -47,8 +47,8 @@ def read_recording(path: Path, choose: Choose) -> Recording:
                 _copy(path, copy)
             else:
                 raise RecordingError(
-                    f"{path}: is neither an SQLite database nor one packed with xz; name the database of a run, or "
-                    "what scripts/thin_evidence.py wrote"
+                    f"{path}: is neither an SQLite database nor one packed with xz; name the database of a "
+                    "run, or what scripts/thin_evidence.py wrote"
                 )
             return _read(copy, str(path), choose)
         except (sqlite3.Error, StoreError) as error:

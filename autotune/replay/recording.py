@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecordedCheck:
-    """A proof row; ``cell_id`` is None for the column as a whole, ``seconds`` its share of the device's time."""
+    """A proof row; ``cell_id`` None is the column as a whole, ``seconds`` its share of the device's time."""
 
     column: Column
     cell_id: str | None
@@ -55,7 +55,9 @@ class RecordedTiming:
         except ValueError as error:
             raise RecordingError(f"recorded rounds: {error}; make the file again") from None
         if len(found) != sum(size for size, _ in self.chunks):
-            raise RecordingError("recorded rounds: they are more or fewer than their chunks; make the file again")
+            raise RecordingError(
+                "recorded rounds: they are more or fewer than their chunks; make the file again"
+            )
         return found
 
     @property

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
-    from autotune.routes.base import Capture, Family, Need, Route
     from autotune.replay.recording import Recording
+    from autotune.routes.base import Capture, Family, Need, Route
 
 
 @dataclass(frozen=True)
 class RecordedRoute:
-    """A registered route less what would look at this machine: it is not asked whether its kernels are here."""
+    """A registered route that is not asked whether its kernels are on this machine."""
 
     name: str
     family: Family
@@ -49,13 +49,14 @@ def recorded_routes(
         asked = set(only)
         if unknown := sorted(asked - names):
             raise RecordingError(
-                f"{recording.where}: route {unknown[0]} was not recorded; there are {', '.join(recording.routes)}"
+                f"{recording.where}: route {unknown[0]} was not recorded; there are "
+                f"{', '.join(recording.routes)}"
             )
         names = asked
     if missing := sorted(names - set(registered)):
         raise RecordingError(
-            f"{recording.where}: was recorded with the route {missing[0]}, which is not installed here; install "
-            "the package that adds it, or name the others with --routes"
+            f"{recording.where}: was recorded with the route {missing[0]}, which is not installed here; "
+            "install the package that adds it, or name the others with --routes"
         )
     return {
         name: cast(

@@ -5,11 +5,11 @@ A database keeps when a row was committed, not when its work began. The rule:
 - A **check** began when the row before it of the same route and column was stored: one child runs the checks
   of a route and column one after the other. Where there is none within :data:`STRETCH_S` (the first check of
   all, or a later call went on), it is given its launches times the seconds per launch of the others.
-- Children prove at once. A moment in which k of them were proving counts 1/k for each: the sum over all checks
-  is the time in which the device was being used for proofs, whatever the number of children was.
-- A **chunk of rounds** began when whatever is stored before it was: the chunk before it, a proof, or the start
-  of a trial. Its seconds so include sessions that were opened and rounds that were thrown away. Where that is
-  longer ago than :data:`STRETCH_S`, it is given its cell's median, or the cost model's prediction.
+- Children prove at once. A moment in which k of them were proving counts 1/k for each: the sum over all
+  checks is the time in which the device was used for proofs, whatever the number of children was.
+- A **chunk of rounds** began when whatever is stored before it was: the chunk before it, a proof, or the
+  start of a trial. Its seconds so include sessions that were opened and rounds that were thrown away. Where
+  that is longer ago than :data:`STRETCH_S`, it is given its cell's median, or the cost model's prediction.
 
 On one device all seconds together are the time between a call's first row and its last one; where several
 devices worked at once, they are what all of them did in a second.

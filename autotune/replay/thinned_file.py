@@ -2,10 +2,10 @@
 
     about        key, value: the format's number, the study, its facts (JSON)
     grid_column  number, what it is (JSON)
-    cell         number (the study's), column, rank in the queue, KV row, models, chunks [[rounds, seconds], ...],
-                 rounds (see packing.py), the stored decision (JSON); null where there is none
-    proof        one row a check; seed is null where it follows from the study's, more (JSON) holds what most rows
-                 leave empty
+    cell         number (the study's), column, rank in the queue, KV row, models, chunks as
+                 [[rounds, seconds], ...], rounds (see packing.py), the stored decision (JSON); null if none
+    proof        one row a check; seed is null where it follows from the study's, more (JSON) holds what most
+                 rows leave empty
 
 Left out: commands that repeat a check, placements, moments, Optuna's tables, the self-test.
 """
@@ -46,7 +46,17 @@ CREATE TABLE proof (
     check_name TEXT NOT NULL, check_version INTEGER NOT NULL, status TEXT NOT NULL, seed INTEGER,
     launches INTEGER NOT NULL, worst_error, seconds REAL NOT NULL, more TEXT);
 """
-_STUDY = ("id", "space_name", "space_digest", "engine", "margin", "multiplicity", "unit", "seed", "code_version")
+_STUDY = (
+    "id",
+    "space_name",
+    "space_digest",
+    "engine",
+    "margin",
+    "multiplicity",
+    "unit",
+    "seed",
+    "code_version",
+)
 _MORE = ("kind", "reason", "detail", "requires", "limits", "slack")
 
 
@@ -57,7 +67,9 @@ def write_thinned(recording: Recording, path: Path) -> None:
         sqlite3.Error, OSError: it cannot be written.
     """
     study = recording.study
-    columns = {column: i for i, column in enumerate(dict.fromkeys(item.cell.column for item in recording.cells))}
+    columns = {
+        column: i for i, column in enumerate(dict.fromkeys(item.cell.column for item in recording.cells))
+    }
     numbers = {item.cell.id: item.number for item in recording.cells}
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.executescript(_SCHEMA)
@@ -136,14 +148,14 @@ def read_thinned(path: Path, where: str, choose: Choose) -> Recording:
             about = dict(connection.execute("SELECT key, value FROM about"))
             if about.get("format") != FORMAT:
                 raise RecordingError(
-                    f"{where}: is in the format {about.get('format')!r}, this version reads {FORMAT!r}; make it "
-                    "again with scripts/thin_evidence.py"
+                    f"{where}: is in the format {about.get('format')!r}, this version reads {FORMAT!r}; make "
+                    "it again with scripts/thin_evidence.py"
                 )
             return _read(connection, where, about, choose)
         except (LookupError, TypeError, ValueError) as error:
             raise RecordingError(
-                f"{where}: a row that cannot be read ({type(error).__name__}: {error}); make the file again with "
-                "scripts/thin_evidence.py"
+                f"{where}: a row that cannot be read ({type(error).__name__}: {error}); make the file "
+                "again with scripts/thin_evidence.py"
             ) from None
 
 
@@ -160,7 +172,9 @@ def _read(connection: sqlite3.Connection, where: str, about: dict[str, str], cho
         for number, spec in connection.execute("SELECT number, spec FROM grid_column")
     }
     cells, timings, decisions = {}, {}, {}
-    query = "SELECT number, column_number, position, kv_low, kv_high, models, chunks, rounds, decision FROM cell"
+    query = (
+        "SELECT number, column_number, position, kv_low, kv_high, models, chunks, rounds, decision FROM cell"
+    )
     for number, column, position, low, high, models, chunks, rounds, decision in connection.execute(query):
         cell = Cell(columns[column], low, high)
         cells[number] = StudyCell(cell, number, position, tuple(json.loads(models)))

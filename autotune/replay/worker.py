@@ -6,8 +6,8 @@ The rules:
   same operands (the seed), it is the same row. Its recorded seconds pass.
 - Timing gives the recorded rounds from the first one asked for, less the routes that are not asked for, and
   ends where the recording does. A round takes its recorded time; of a round with fewer routes than recorded,
-  the share that the others' groups had. The start of a job (sessions, rounds thrown away) takes what the first
-  chunk took longer than its rounds, by the share of routes that are opened.
+  the share that these had in its groups of calls. The start of a job (sessions, rounds thrown away) takes
+  what the first chunk took longer than its rounds, by the share of routes that are opened.
 - What was not recorded accuses nobody, takes no time, and is counted.
 """
 
@@ -84,6 +84,11 @@ class RecordedWorker:
         assert on_event is not None
         return self._time(job, on_event)
 
+    def lacks(self, cell: Cell) -> bool:
+        """Whether something that was asked for in the cell, or about its column, was not recorded."""
+        columns = {key[0] for key in self.missing_checks if key[2] not in registry.STATES_LIMITS}
+        return cell.id in self.missing_rounds or cell.column.id in columns
+
     def _prove(self, job: ProveJob) -> Outcome:
         key = (Column.from_dict(job.column).id, job.route, job.check, job.seed)
         row = self._checks.get(key)
@@ -104,14 +109,17 @@ class RecordedWorker:
         if job.seed != seed_of(self._seed, cell.id, TIMING) or timing is None:
             return self._ended(cell, job.first_round)
         live, at, reported = job.routes, job.first_round, 0
-        rounds, pace = timing.rounds, _Pace(timing)
+        rounds, pace, most = timing.rounds, _Pace(timing), RoundSettings(**job.settings).chunk
         while True:
-            if at >= len(rounds):
-                return self._died(cell, live) or self._ended(cell, at)
-            until = min(pace.chunk_end(at), at + RoundSettings(**job.settings).chunk)
+            following = rounds[at] if at < len(rounds) else None
+            if died := self._died(cell, live, following):
+                return died
+            if following is None:
+                return self._ended(cell, at)
+            until = min(pace.chunk_end(at), at + most)
             chunk = list(_restricted(rounds[at:until], live))
             if not chunk:
-                return self._died(cell, live, rounds[at]) or self._ended(cell, at)
+                return self._ended(cell, at)
             if not reported:
                 self._clock.advance(pace.start(live))
             self._clock.advance(sum(pace.seconds(each.index, live) for each in chunk))
@@ -122,11 +130,11 @@ class RecordedWorker:
                 return Completed(reported)
             live = answer if isinstance(answer, tuple) else live
 
-    def _died(self, cell: Cell, live: Sequence[str], next_round: Round | None = None) -> Failed | None:
-        """The recorded death, while timing, of a live route that has no further round."""
+    def _died(self, cell: Cell, live: Sequence[str], following: Round | None) -> Failed | None:
+        """The recorded death, while timing, of a live route that is not in the round that follows."""
         for name in live:
             row = self._deaths.get((cell.id, name))
-            if row is not None and (next_round is None or name not in next_round.run_us):
+            if row is not None and (following is None or name not in following.run_us):
                 assert row.result.kind is not None
                 # the stored detail ends with the step, which whoever stores it adds again
                 detail, mark, step = row.result.detail.rpartition(f" ({name}: ")
@@ -178,19 +186,25 @@ class _Pace:
 
 def _groups(each: Round, live: Sequence[str] | None = None) -> float:
     """Seconds that the routes' groups of calls ran: their share of a round."""
-    return sum(us * each.calls[name] for name, us in each.run_us.items() if live is None or name in live) / 1e6
+    return (
+        sum(us * each.calls[name] for name, us in each.run_us.items() if live is None or name in live) / 1e6
+    )
 
 
 def _restricted(rounds: Sequence[Round], live: Sequence[str]) -> Iterator[Round]:
-    """The rounds with ``live`` alone, up to the first that lacks one of them."""
+    """The rounds less other routes than ``live``, up to the first without the first of them, the fallback.
+
+    A route that joined late is missing in the rounds before, here as in the recorded run.
+    """
     for each in rounds:
-        if any(name not in each.run_us for name in live):
+        if live[0] not in each.run_us:
             return
+        names = [name for name in each.order if name in live]
         yield replace(
             each,
-            order=tuple(name for name in each.order if name in live),
-            run_us={name: each.run_us[name] for name in live},
-            host_us={name: each.host_us[name] for name in live},
-            prepare_us={name: each.prepare_us[name] for name in live},
-            calls={name: each.calls[name] for name in live},
+            order=tuple(names),
+            run_us={name: each.run_us[name] for name in names},
+            host_us={name: each.host_us[name] for name in names},
+            prepare_us={name: each.prepare_us[name] for name in names},
+            calls={name: each.calls[name] for name in names},
         )

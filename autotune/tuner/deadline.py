@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Deadline:
-    """A monotonic deadline; ``seconds`` None never passes."""
+    """A deadline ``seconds`` after its making on a clock that never goes back; None never passes."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
-        self._end = None if seconds is None else time.monotonic() + seconds
+        self._clock = clock
+        self._end = None if seconds is None else clock() + seconds
 
     @property
     def left(self) -> float:
         """Seconds left, 0.0 once it has passed, infinity without a deadline."""
-        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+        return float("inf") if self._end is None else max(0.0, self._end - self._clock())
 
     @property
     def passed(self) -> bool:

@@ -159,6 +159,7 @@ def open_run(
     tuning: bool,
     pilot: Callable[[], Pilot] | None = None,
     margin: float | None = None,
+    like: Study | None = None,
 ) -> Iterator[OpenedRun]:
     """Open the study of ``target``, creating it if this is its first run.
 
@@ -167,6 +168,8 @@ def open_run(
         pilot: run once, if the study is new, before it is created: it decides the unit of its test, which
             nothing changes afterwards. None: a round.
         margin: of a new study's claims; the device's in :data:`MARGIN` if None.
+        like: a recorded study: objectives, margin, N and unit are those, so that a part of its cells is
+            judged as all of them were.
 
     Raises:
         StoreError: the database cannot be used, or another run holds the study.
@@ -186,10 +189,10 @@ def open_run(
             space_name=space.gpu,
             space_digest=digest,
             engine=SHARED,
-            objectives=space.objectives,
-            margin=MARGIN[target.facts.device] if margin is None else margin,
-            multiplicity=multiplicity(target, routes),
-            unit=unit,
+            objectives=like.objectives if like else space.objectives,
+            margin=like.margin if like else (MARGIN[target.facts.device] if margin is None else margin),
+            multiplicity=like.multiplicity if like else multiplicity(target, routes),
+            unit=like.unit if like else unit,
             seed=target.seed,
             code_version=code_version(),
         )

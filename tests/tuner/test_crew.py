@@ -123,6 +123,12 @@ def test_a_cells_launch_waits_for_the_whole_column() -> None:
     assert checks_of(rows) == ["reference", "nan_pool", "scales"]
 
 
+def test_a_cells_launch_does_not_wait_for_a_check_that_only_states_limits() -> None:
+    worker = ScriptedWorker({("fast", "extreme_logits"): unproven})
+    wanted = task("reference", "extreme_logits", cells=(CELLS[0],))
+    assert checks_of(crew(worker).run([wanted], never)) == [wanted_job.check for _, wanted_job in wanted.jobs]
+
+
 def test_as_many_at_once_as_there_are_workers() -> None:
     meeting = threading.Barrier(2, timeout=10)
 

@@ -105,6 +105,12 @@ def least_successes(n: int, threshold: Fraction) -> int | None:
     return low
 
 
+@cache
+def _claim_at(multiplicity: int, alpha: float) -> Fraction:
+    """A fraction costs more to make than to compare, and each round of each route is compared."""
+    return multiplicity / Fraction(repr(alpha))
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Where a candidate's test stands after its values were read in order.
@@ -157,7 +163,7 @@ class SignTest:
     @property
     def claim_at(self) -> Fraction:
         """N / alpha, with alpha as it is written (0.05 is 1/20, not its binary neighbour)."""
-        return self.multiplicity / Fraction(repr(self.alpha))
+        return _claim_at(self.multiplicity, self.alpha)
 
     @property
     def cap(self) -> int:

@@ -28,6 +28,7 @@ EXITS = {
     "autotune.store.errors.BadUrlError": Exit.USAGE,
     "autotune.store.errors.StoreError": Exit.FAILED,
     "autotune.worker.base.WorkerError": Exit.FAILED,
+    "autotune.replay.errors.RecordingError": Exit.FAILED,
     "autotune.prebuild.errors.PrebuildError": Exit.FAILED,
     "autotune.arena.base.ArenaError": Exit.FAILED,
     "autotune.engines.ab.errors.ServerError": Exit.FAILED,

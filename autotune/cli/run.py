@@ -101,6 +101,15 @@ def command(
             help="GPU: look at unsafe memory verdicts once with compute-sanitizer, where it is installed.",
         ),
     ] = True,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay",
+            metavar="FILE",
+            help="Answer from a recorded study (its database, or what scripts/thin_evidence.py wrote) "
+            "instead of a device; --budget counts recorded time. Writes DIR/replay.json, no table.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Prove, time and decide on this machine; write the routing table.
@@ -112,6 +121,15 @@ def command(
     from autotune.tuner.deadline import Deadline
 
     asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv))
+    if replay is not None:
+        from autotune.cli.replay import run_replay
+
+        if provers is not None or db != DEFAULT_DB:
+            raise CliError(
+                "--replay runs no child and keeps no database: leave --provers and --db out", Exit.USAGE
+            )
+        limit = None if budget is None else seconds(budget)
+        return run_replay(asked, replay, out, budget_s=limit, trials=trials, only=only, as_json=json)
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))

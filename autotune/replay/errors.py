@@ -5,7 +5,3 @@ from __future__ import annotations
 
 class RecordingError(RuntimeError):
     """A file that cannot be replayed: one line, what and where and what to do."""
-
-
-class ManyStudiesError(RecordingError):
-    """The file has several studies that fit: the line says how to choose."""

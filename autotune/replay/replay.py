@@ -1,8 +1,8 @@
 """A study run again from its recording: the real tuner, judge, prover, racer and queue, no device.
 
-What is substituted is the worker (:mod:`autotune.replay.worker`), the deadline's clock and the self-test, which
-is left out: nothing is measured, so nothing can be measured wrongly. Rows go to a database in memory that ends
-with the replay. Equal arguments give an equal answer, to the last bit.
+What is substituted is the worker (:mod:`autotune.replay.worker`), the deadline's clock and the self-test,
+which is left out: nothing is measured, so nothing can be measured wrongly. Rows go to a database in memory
+that ends with the replay. Equal arguments give an equal answer, to the last bit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DIGITS = 4
 
 
 def gain_of(decision: Decision) -> float:
-    """log(time of the fallback / time of the shipped choice), from the medians; 0 where that is the fallback."""
+    """log(fallback's time / shipped choice's time), from the medians; 0 where that is the fallback."""
     if decision.route is None or decision.speedup is None:
         return 0.0
     return log(decision.speedup)
@@ -180,7 +180,8 @@ def replay(
         # one worker: what comes after what must not depend on threads
         progress = Tuner(run, Crew([worker]), worker, watch, deadline, trials, order).sweep()
         answers = {
-            judge.target.engine.name: tuple(_settled(judge, item) for item in run.cells) for judge in run.judges
+            judge.target.engine.name: tuple(_settled(judge, item) for item in run.cells)
+            for judge in run.judges
         }
     settled = next(iter(answers.values()))
     gain = sum(watch.weigh(each.item.cell) * gain_of(each.decision) for each in settled if each.final)
@@ -230,6 +231,8 @@ class _Watch:
 
     def finished(self) -> None:
         self._close()
+
+    def warned(self, line: str) -> None: ...
 
     def _close(self) -> None:
         if self._at is not None:

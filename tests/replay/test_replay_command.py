@@ -1,0 +1,169 @@
+"""``autotune run --replay`` on the recorded H200 study, and on files that are none."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.context import all_routes, ask, target
+from autotune.cli.filters import Filters
+from autotune.replay.read import read_recording
+from autotune.replay.recording import Recording
+from autotune.replay.replay import replay
+from autotune.replay.routes import recorded_routes
+from autotune.store.database import open_database
+from tests.console import Result, cli
+
+EVIDENCE = Path(__file__).resolve().parents[1] / "data" / "h200-evidence.db.xz"
+# Ten cells: both shapes of decision, and one column whose decode kernel joined late
+PART = ("--models", "qwen3.5-397b-a17b", "--attn-tp", "4", "--q-len", "8", "--batch", "1")
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return read_recording(EVIDENCE, lambda offers: offers[0][0])
+
+
+def run(out: Path, *arguments: object, file: Path = EVIDENCE, gpu: str = "h200") -> Result:
+    return cli("run", "--gpu", gpu, "--replay", file, "--out", out, *arguments)
+
+
+def test_stored_decisions_come_out_again(recording: Recording) -> None:
+    filters = Filters(models="qwen3.5-397b-a17b", attn_tp="4", q_len="8", batch="1,8")
+    asked = ask("h200", "sglang,generic", None, filters)
+    there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
+    found = replay(recording, there, recorded_routes(recording, all_routes("cuda")))
+    answers = {each.item.cell.id: each for each in found.answers["sglang"]}
+    decided = {cell: decision for cell, decision in recording.decisions.items() if cell in answers}
+    assert len(decided) >= 10
+    assert {cell: answers[cell].decision for cell in decided} == decided
+    assert all(answers[cell].final for cell in decided)
+    assert {cell for cell, each in answers.items() if not each.final} == found.unrecorded
+
+
+def test_twice_the_same_bytes_and_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def asked(*_: object) -> bool:
+        raise AssertionError("a replay needs no device")
+
+    for name in ("is_available", "init", "device_count", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    written = []
+    for folder in ("one", "two"):
+        result = run(tmp_path / folder, *PART, "--budget", "5s")
+        assert (result.code, result.err) == (0, "")
+        assert "no table" in result.out
+        assert [path.name for path in (tmp_path / folder).iterdir()] == ["replay.json"]
+        written.append((tmp_path / folder / "replay.json").read_bytes())
+    assert written[0] == written[1]
+    document = json.loads(written[0])
+    assert document["out_of_budget"]
+    # the first chunk of rounds of a fresh child takes seconds
+    assert 5.0 <= document["seconds"] < 12.0
+    assert 0 < document["settled"] < document["cells"] == 10
+
+
+def test_json_is_the_file_on_stdout(tmp_path: Path) -> None:
+    result = run(tmp_path, *PART, "--trials", "1", "--json")
+    assert result.code == 0
+    written = json.loads((tmp_path / "replay.json").read_text("utf-8"))
+    assert result.json == {**written, "file": str(tmp_path / "replay.json")}
+    assert written["settled"] == 1
+
+
+def text(path: Path) -> None:
+    path.write_text("not a database\n")
+
+
+def missing(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(EVIDENCE.read_bytes()[:100_000])
+
+
+def packed_text(path: Path) -> None:
+    path.write_bytes(lzma.compress(b"not a database"))
+
+
+def cut_off_database(path: Path) -> None:
+    whole = lzma.decompress(EVIDENCE.read_bytes())
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+def foreign(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+    connection.close()
+
+
+def no_study(path: Path) -> None:
+    open_database(f"sqlite:///{path}").close()
+
+
+def another_format(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE about (key TEXT, value TEXT)")
+        connection.execute("INSERT INTO about VALUES ('format', 'autotune/recording/9')")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (text, "neither an SQLite database nor one packed with xz"),
+        (missing, "No such file"),
+        (folder, "Is a directory"),
+        (cut_off, "damaged or cut off"),
+        (packed_text, "holds no SQLite database"),
+        (cut_off_database, "copy it again|whole copy"),
+        (foreign, "belongs to another program"),
+        (no_study, "no study of --gpu h200.*it holds no study"),
+        (another_format, "autotune/recording/9"),
+    ],
+)
+def test_a_bad_file_is_one_line_and_writes_nothing(
+    spoil: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.db"
+    spoil(file)
+    result = run(tmp_path / "out", *PART, file=file)
+    assert result.code == 1
+    assert str(file) in result.line
+    assert re.search(says, result.line), result.line
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_gpu_is_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", gpu="b200")
+    assert result.code == 1
+    assert "no study of --gpu b200" in result.line
+    assert "it holds studies of NVIDIA H200" in result.line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flags", [("--provers", 2), ("--db", "sqlite:///other.db")])
+def test_flags_that_need_a_device_are_refused(flags: tuple[object, ...], tmp_path: Path) -> None:
+    result = run(tmp_path / "out", *flags)
+    assert result.code == 2
+    assert "--replay" in result.line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_route_that_was_not_recorded_is_told(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", *PART, "--routes", "fa2,fa3")
+    assert result.code == 1
+    assert "route fa3 was not recorded; there are fa2, fmha-v2, xqa-decode" in result.line

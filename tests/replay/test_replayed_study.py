@@ -1,0 +1,166 @@
+"""A study made by a scripted worker, and the same study from its own database: equal, faults and all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from autotune.domain.decision import Reason
+from autotune.domain.verdict import FailureKind
+from autotune.replay.errors import RecordingError
+from autotune.replay.read import read_recording
+from autotune.replay.recording import Recording
+from autotune.replay.replay import Replayed, replay
+from autotune.replay.routes import recorded_routes
+from autotune.replay.study_file import Choose
+from autotune.replay.thinned_file import write_thinned
+from autotune.routes.base import Route
+from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, target, unproven
+
+ROUTES = routes("torch-splitkv", "slow")
+
+
+def first() -> Choose:
+    return lambda offers: offers[0][0]
+
+
+def record(folder: Path, worker: ScriptedWorker, *, trials: int | None = None) -> Recording:
+    """The study that the script makes, from its database."""
+    with opened(folder, ROUTES) as run:
+        sweep(run, worker, trials=trials)
+    return read_recording(folder / "sweep.db", first())
+
+
+def again(
+    recording: Recording, *, budget_s: float | None = None, known: dict[str, Route] = ROUTES
+) -> Replayed:
+    here = replace(target(), seed=recording.study.seed)
+    return replay(recording, here, recorded_routes(recording, known), budget_s=budget_s)
+
+
+def decisions(found: Replayed) -> dict[str, object]:
+    answers = found.answers["generic"]
+    return {each.item.cell.id: each.decision for each in answers if each.final}
+
+
+SCRIPTS = {
+    "faster": ScriptedWorker(times={"torch-splitkv": 5.0, "slow": 20.0}),
+    "wrong": ScriptedWorker({("torch-splitkv", "scales"): failed()}),
+    # the second run with padding must not be asked for: the row has its last word already
+    "fault": ScriptedWorker({("torch-splitkv", "nan_pool"): failed(FailureKind.ILLEGAL_ACCESS)}),
+    "unsafe fallback": ScriptedWorker({("torch-sdpa", "reference"): failed()}),
+    "death while timing": ScriptedWorker(times={"slow": 5.0}, deaths={"torch-splitkv"}),
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Recording]:
+    """The recording of a script, made once."""
+
+    @cache
+    def made(name: str) -> Recording:
+        return record(tmp_path_factory.mktemp("recorded"), SCRIPTS[name])
+
+    return made
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_decisions_are_the_stored_ones_and_a_thinned_file_replays_alike(
+    name: str, recorded: Callable[[str], Recording], tmp_path: Path
+) -> None:
+    recording = recorded(name)
+    assert len(recording.decisions) == len(recording.cells) > 0
+    found = again(recording)
+    assert decisions(found) == recording.decisions
+    assert not found.unrecorded
+    write_thinned(recording, tmp_path / "thin.db")
+    thinned = read_recording(tmp_path / "thin.db", first())
+    assert thinned.study == recording.study
+    assert thinned.timings == recording.timings
+    assert json.dumps(again(thinned).to_dict()) == json.dumps(found.to_dict())
+
+
+def test_recorded_time_passes_and_ends_at_the_budget(recorded: Callable[[str], Recording]) -> None:
+    recording = recorded("faster")
+    # a scripted run takes no time to speak of: say how long everything took
+    slow = replace(
+        recording,
+        checks=tuple(replace(check, seconds=1.0) for check in recording.checks),
+        timings={
+            cell: replace(timing, chunks=tuple((size, 10.0) for size, _ in timing.chunks))
+            for cell, timing in recording.timings.items()
+        },
+    )
+    whole = again(slow)
+    assert whole.seconds == pytest.approx(slow.seconds)
+    assert sum(whole.costs.values()) == pytest.approx(slow.seconds)
+    short = again(slow, budget_s=slow.seconds / 2)
+    assert short.out_of_budget
+    # what is begun is finished: a check, or a chunk of rounds
+    assert slow.seconds / 2 <= short.seconds <= slow.seconds / 2 + 10.0
+    assert 0 < len(decisions(short)) < len(decisions(whole))
+    assert not short.unrecorded
+    assert [point for point in whole.curve if point[0] <= short.seconds] == list(short.curve)
+
+
+def test_what_was_not_recorded_stays_unproven_and_is_counted(tmp_path: Path) -> None:
+    recording = record(tmp_path, SCRIPTS["faster"], trials=1)
+    found = again(recording)
+    assert decisions(found) == recording.decisions
+    others = [each for each in found.answers["generic"] if not each.final]
+    assert {each.item.cell.id for each in others} == found.unrecorded
+    assert len(others) == 3
+    assert {each.decision.reason for each in others} == {Reason.UNPROVEN}
+    assert all("not recorded" in each.decision.detail for each in others)
+    assert found.missing_checks > 0
+    assert found.to_dict()["not_recorded"]["cells"] == 3
+
+
+def test_rounds_that_end_too_early_are_not_recorded(recorded: Callable[[str], Recording]) -> None:
+    recording = recorded("faster")
+    cell = recording.cells[0].cell.id
+    timings = {name: timing for name, timing in recording.timings.items() if name != cell}
+    found = again(replace(recording, timings=timings))
+    assert found.unrecorded == {cell}
+    assert found.missing_timings == 1
+    (left,) = [each for each in found.answers["generic"] if not each.final]
+    assert "not recorded: rounds from 0 on" in left.decision.detail
+
+
+def test_a_recorded_check_that_says_nothing_says_nothing_again(tmp_path: Path) -> None:
+    recording = record(tmp_path, ScriptedWorker({("torch-splitkv", "scales"): unproven}))
+    assert not recording.decisions
+    found = again(recording)
+    assert not decisions(found)
+    assert not found.missing_checks
+    assert all("no memory" in each.decision.detail for each in found.answers["generic"])
+
+
+def test_rows_of_another_version_are_not_recorded(recorded: Callable[[str], Recording]) -> None:
+    recording = recorded("faster")
+    older = tuple(
+        replace(check, route_version=0) if check.route == "torch-splitkv" else check
+        for check in recording.checks
+    )
+    found = again(replace(recording, checks=older))
+    assert not decisions(found)
+    assert len(found.unrecorded) == len(recording.cells)
+
+
+def test_a_route_that_is_not_installed_here_is_told(recorded: Callable[[str], Recording]) -> None:
+    recording = recorded("faster")
+    with pytest.raises(RecordingError, match="recorded with the route slow, which is not installed here"):
+        again(recording, known=routes("torch-splitkv"))
+
+
+def test_the_database_is_not_touched(tmp_path: Path) -> None:
+    with opened(tmp_path, ROUTES):
+        pass
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert read_recording(tmp_path / "sweep.db", first()).cells
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -124,9 +124,10 @@ def command(
     if replay is not None:
         from autotune.cli.replay import run_replay
 
-        if provers is not None or db != DEFAULT_DB:
+        if provers is not None or devices is not None or db != DEFAULT_DB:
             raise CliError(
-                "--replay runs no child and keeps no database: leave --provers and --db out", Exit.USAGE
+                "--replay runs no child and keeps no database: leave --provers, --devices and --db out",
+                Exit.USAGE,
             )
         limit = None if budget is None else seconds(budget)
         return run_replay(asked, replay, out, budget_s=limit, trials=trials, only=only, as_json=json)

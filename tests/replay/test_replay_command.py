@@ -58,7 +58,7 @@ def test_twice_the_same_bytes_and_no_device(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(torch.cuda, name, asked)
     written = []
     for folder in ("one", "two"):
-        result = run(tmp_path / folder, *PART, "--budget", "5s")
+        result = run(tmp_path / folder, *PART, "--budget", "12s")
         assert (result.code, result.err) == (0, "")
         assert "no table" in result.out
         assert [path.name for path in (tmp_path / folder).iterdir()] == ["replay.json"]
@@ -66,8 +66,7 @@ def test_twice_the_same_bytes_and_no_device(tmp_path: Path, monkeypatch: pytest.
     assert written[0] == written[1]
     document = json.loads(written[0])
     assert document["out_of_budget"]
-    # the first chunk of rounds of a fresh child takes seconds
-    assert 5.0 <= document["seconds"] < 12.0
+    assert 12.0 <= document["seconds"] < document["recording"]["seconds"] / 10
     assert 0 < document["settled"] < document["cells"] == 10
 
 
@@ -155,7 +154,7 @@ def test_another_gpu_is_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("flags", [("--provers", 2), ("--db", "sqlite:///other.db")])
+@pytest.mark.parametrize("flags", [("--provers", 2), ("--devices", "all"), ("--db", "sqlite:///other.db")])
 def test_flags_that_need_a_device_are_refused(flags: tuple[object, ...], tmp_path: Path) -> None:
     result = run(tmp_path / "out", *flags)
     assert result.code == 2

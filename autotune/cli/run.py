@@ -184,7 +184,8 @@ def _run(
         progress = Tuner(run, crew, timer, view, deadline, trials, lanes=lanes).sweep()
         view.finished()
         # the table of this call stands before what can take minutes; it is written again with what was found
-        if sanitizer and (said := triage(run, deadline, first=lambda: write(run, out))):
+        first = lanes[0].name
+        if sanitizer and (said := triage(run, deadline, first=lambda: write(run, out), device=first)):
             note(said)
         return report(run, progress, out, json)
 

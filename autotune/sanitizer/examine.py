@@ -10,6 +10,7 @@ from autotune.domain.verdict import FailureKind
 from autotune.sanitizer.process import capture
 from autotune.sanitizer.report import Report, parse
 from autotune.sanitizer.tool import NAME, command, environment
+from autotune.worker.pin import pin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,15 +68,20 @@ class Examined:
         return f"{MARK}{self.first}{more}"
 
 
-def examine(tool: Path, repro: str, *, timeout_s: float = TIMEOUT_S) -> Examined:
+def examine(tool: Path, repro: str, *, timeout_s: float = TIMEOUT_S, device: str = "cuda") -> Examined:
     """Run ``repro`` (a stored ``autotune prove`` command) under ``tool``. Takes seconds; needs the device.
+
+    Args:
+        device: ``cuda:1`` runs it on that one of several.
 
     Raises:
         ValueError: ``repro`` is no such command.
     """
     words = command(tool, repro)
+    env = environment(repro, timeout_s)
+    pin(device, env)
     try:
-        captured = capture(words, environment(repro, timeout_s), timeout_s)
+        captured = capture(words, env, timeout_s)
     except OSError as error:
         return Examined(Ended.REFUSED, said=f"{tool} cannot be run ({error.strerror or error})")
     return judge(captured, parse(captured.output), timeout_s)

@@ -9,6 +9,7 @@ looking again would cost the same and say the same.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
@@ -52,11 +53,13 @@ def triage(
     tool: Callable[[], Path | None] = find,
     look: Examine | None = None,
     first: Callable[[], object] = lambda: None,
+    device: str = "cuda",
 ) -> str | None:
     """Look at up to ``MOST_LOOKS`` unsafe memory verdicts and store what is found.
 
     Args:
         first: called once, before the first look: looks take minutes and can be interrupted.
+        device: which of several GPUs they use, such as ``cuda:1``.
 
     Returns:
         One line that says what came of it; None where there was nothing to look at, and on the CPU, where
@@ -77,7 +80,7 @@ def triage(
             said = "the budget is spent"
             break
         limit = min(TIMEOUT_S, deadline.left)
-        found = (look or _look)(path, proof.repro, limit)
+        found = (look or partial(_look, device))(path, proof.repro, limit)
         ends[found.ended] += 1
         said = found.said or said
         if found.ended is Ended.REFUSED:
@@ -88,8 +91,8 @@ def triage(
     return _summary(len(rows), ends, said)
 
 
-def _look(path: Path, repro: str, timeout_s: float) -> Examined:
-    return examine(path, repro, timeout_s=timeout_s)
+def _look(device: str, path: Path, repro: str, timeout_s: float) -> Examined:
+    return examine(path, repro, timeout_s=timeout_s, device=device)
 
 
 def _summary(rows: int, ends: Counter[Ended], said: str) -> str:

@@ -44,7 +44,7 @@ def test_show(table: Path) -> None:
 def test_run(done: Place, flags: list[str], calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 
-    def triage(run: object, deadline: object, *, first: Callable[[], object]) -> str:
+    def triage(run: object, deadline: object, *, first: Callable[[], object], device: str) -> str:
         asked.append(run)
         first()  # the table is written, and once more at the end
         return "1 unsafe memory verdict looked at\nwith it"

@@ -46,6 +46,14 @@ def test_a_finding(fake: Fake, output: str, note: str) -> None:
     assert (found.ended, found.said, found.note) == (Ended.FOUND, "", note)
 
 
+def test_on_one_of_several_gpus(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.says(outputs.CLEAN)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    examine(fake.path, REPRO, device="cuda:1")
+    examine(fake.path, REPRO)
+    assert [call.env["CUDA_VISIBLE_DEVICES"] for call in fake.calls] == ["6", "4,6"]
+
+
 def test_how_it_is_called(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")

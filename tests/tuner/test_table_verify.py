@@ -59,10 +59,12 @@ class Wavering(ScriptedWorker):
         return super()._round(index, live)
 
 
-def made(folder: Path, worker: ScriptedWorker, known: dict[str, Route] = FAST) -> RoutingTable:
-    """The table of a run of the tiny space."""
+def made(
+    folder: Path, worker: ScriptedWorker, known: dict[str, Route] = FAST, *, cells: int = 1
+) -> RoutingTable:
+    """The table of a run of so many of the four cells of the tiny space."""
     with opened(folder, known, replace(target(), facts=FACTS)) as run:
-        sweep(run, worker)
+        sweep(run, worker, trials=cells)
         return build(run)[0]
 
 
@@ -94,7 +96,7 @@ def outcomes(found: Sequence[Finding]) -> set[tuple[str, str, str]]:
 
 
 def test_a_table_that_holds(tmp_path: Path) -> None:
-    table = made(tmp_path, ScriptedWorker(times=GAIN))
+    table = made(tmp_path, ScriptedWorker(times=GAIN), cells=4)
     worker = ScriptedWorker(times=GAIN)
     found, run = verified(tmp_path, table, worker)
     assert outcomes(found) == {("same", "fast", "fast")}
@@ -144,7 +146,7 @@ def test_a_letter_changes_only_where_the_evidence_contradicts_it(
 
 
 def test_a_drop_must_be_as_sure_as_a_claim(tmp_path: Path) -> None:
-    table = made(tmp_path, ScriptedWorker(times=GAIN))
+    table = made(tmp_path, ScriptedWorker(times=GAIN), cells=4)
     found, run = verified(tmp_path, table, ScriptedWorker(times=LOSS))
     assert {each.outcome for each in found} == {Outcome.CHANGED}
     # N is 4
@@ -255,7 +257,7 @@ def test_layers_come_from_the_models_where_the_table_has_none(tmp_path: Path) ->
 
 
 def test_the_same_cells_come_out_of_the_table(tmp_path: Path) -> None:
-    table = made(tmp_path, ScriptedWorker(times=GAIN))
+    table = made(tmp_path, ScriptedWorker(times=GAIN), cells=4)
     cells = {item.cell for item in target().grid.cells}
     assert {place.cell for place in answered(table)} == cells
     assert {item.cell for item in regrid(table, answered(table), GENERIC, tmp_path / "t").cells} == cells
@@ -273,6 +275,10 @@ def test_an_interval_is_the_batch_inside_it() -> None:
         ((2, 4), 4096, "s", ("torch-splitkv",) * 2),
         ((4, 8), 4096, "s", ("torch-splitkv",) * 2),
     ]
+    table = replace(samples.sample(), policy=samples.POLICY._replace(objective="graph"))
+    grid = regrid(table, places, GENERIC, Path("table.yaml"))
+    assert {item.cell for item in grid.cells} == {place.cell for place in places}
+    assert {entry.intervals for entry in grid.entries} == {((2, 4),), ((4, 8),)}
 
 
 def test_letters_without_evidence_are_not_asked() -> None:

@@ -174,17 +174,21 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
 def _verdict(found: Verification) -> str:
     counts = {outcome: found.count(outcome) for outcome in Outcome}
     lines = []
     if counts[Outcome.UNSAFE]:
         lines.append(
-            f"UNSAFE in {counts[Outcome.UNSAFE]} cells: withdraw the route with autotune quarantine, then "
+            f"UNSAFE in {counts[Outcome.UNSAFE]} cell{_s(counts[Outcome.UNSAFE])}: withdraw the route with autotune quarantine, then "
             "run again"
         )
     if counts[Outcome.CHANGED]:
         lines.append(
-            f"{counts[Outcome.CHANGED]} letters would change: speed alone is no error, and only autotune run "
+            f"{counts[Outcome.CHANGED]} letter{_s(counts[Outcome.CHANGED])} would change: speed alone is no error, and only autotune run "
             "makes another table"
         )
     if counts[Outcome.UNDECIDED]:

@@ -183,13 +183,13 @@ def _verdict(found: Verification) -> str:
     lines = []
     if counts[Outcome.UNSAFE]:
         lines.append(
-            f"UNSAFE in {counts[Outcome.UNSAFE]} cell{_s(counts[Outcome.UNSAFE])}: withdraw the route with autotune quarantine, then "
-            "run again"
+            f"UNSAFE in {counts[Outcome.UNSAFE]} cell{_s(counts[Outcome.UNSAFE])}: withdraw the route with "
+            "autotune quarantine, then run again"
         )
     if counts[Outcome.CHANGED]:
         lines.append(
-            f"{counts[Outcome.CHANGED]} letter{_s(counts[Outcome.CHANGED])} would change: speed alone is no error, and only autotune run "
-            "makes another table"
+            f"{counts[Outcome.CHANGED]} letter{_s(counts[Outcome.CHANGED])} would change: speed alone is no "
+            "error, and only autotune run makes another table"
         )
     if counts[Outcome.UNDECIDED]:
         lines.append(

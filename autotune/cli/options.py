@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,14 @@ import typer
 
 DEFAULT_DB = "sqlite:///autotune.db"
 DEFAULT_OUT = Path("tuned_configs")
+
+
+class SearchName(str, Enum):
+    """Values of ``--strategy``."""
+
+    EXHAUSTIVE = "exhaustive"
+    ADAPTIVE = "adaptive"
+
 
 Gpu = Annotated[
     str | None,
@@ -59,5 +68,28 @@ QLen = Annotated[str | None, typer.Option("--q-len", metavar="N,...", help="Only
 Batch = Annotated[str | None, typer.Option("--batch", metavar="N,...", help="Only these batch sizes.")]
 Kv = Annotated[
     str | None, typer.Option("--kv", metavar="N,...", help="Only the KV rows that end at these lengths.")
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="End this call, self-test included, after 90s, 10m, 1h30m, ... (cpu: 60s if left out).",
+    ),
+]
+Search = Annotated[
+    SearchName,
+    typer.Option(
+        "--strategy",
+        help="exhaustive: every cell, cheapest first. adaptive: the largest gains for their time first.",
+    ),
+]
+TrafficFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--traffic",
+        metavar="FILE",
+        help="shapes.jsonl of an engine (AUTOTUNE_TRAFFIC): --strategy adaptive weighs cells by their calls.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]

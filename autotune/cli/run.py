@@ -16,6 +16,7 @@ from autotune.cli.options import (
     DEFAULT_OUT,
     AttnTp,
     Batch,
+    Budget,
     Db,
     Dtype,
     EngineName,
@@ -26,7 +27,10 @@ from autotune.cli.options import (
     Out,
     QLen,
     Routes,
+    Search,
+    SearchName,
     SpaceFile,
+    TrafficFile,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from autotune.hardware.devices import Device
     from autotune.report.progress import ProgressView
     from autotune.routes.base import Route
+    from autotune.space.traffic import Weights
     from autotune.tuner.deadline import Deadline
     from autotune.tuner.lanes import Lane
     from autotune.tuner.pilot import Pilot
@@ -64,14 +69,9 @@ def command(
     kv: Kv = None,
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget",
-            metavar="TIME",
-            help="End this call, self-test included, after 90s, 10m, 1h30m, ... (cpu: 60s if left out).",
-        ),
-    ] = None,
+    budget: Budget = None,
+    strategy: Search = SearchName.EXHAUSTIVE,
+    traffic: TrafficFile = None,
     trials: Annotated[
         int | None, typer.Option("--trials", metavar="N", min=1, help="Settle at most N cells in this call.")
     ] = None,
@@ -118,8 +118,10 @@ def command(
     kill. It starts with the self-test, unless the database has that of this machine and code.
     """
     from autotune.cli.context import ask
+    from autotune.cli.search import require_search, weights
     from autotune.tuner.deadline import Deadline
 
+    require_search(strategy, budget, traffic)
     asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv))
     if replay is not None:
         from autotune.cli.replay import run_replay
@@ -134,7 +136,9 @@ def command(
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))
-    return _run(asked, db, out, deadline, trials, provers, devices, only, sanitizer, json)
+    adaptive = strategy is SearchName.ADAPTIVE
+    weighed = None if traffic is None else weights(asked.grid, traffic)
+    return _run(asked, db, out, deadline, trials, provers, devices, only, sanitizer, json, adaptive, weighed)
 
 
 def _run(
@@ -148,6 +152,8 @@ def _run(
     only: str | None,
     sanitizer: bool,
     json: bool,
+    adaptive: bool,
+    weighed: Weights | None,
 ) -> int:
     target, chosen = _where(asked, devices)  # a wrong machine is told before torch is imported
 
@@ -157,6 +163,8 @@ def _run(
     from autotune.prebuild.verify import verify
     from autotune.report.progress import ProgressView
     from autotune.store.database import open_database
+    from autotune.tuner.adaptive import Adaptive
+    from autotune.tuner.pace import KEPT, Pace
     from autotune.tuner.run import ensure_selftest, open_run
     from autotune.tuner.triage import triage
     from autotune.tuner.tuner import Tuner
@@ -181,7 +189,21 @@ def _run(
                 f"self-test failed, nothing was proven: {missed}; see autotune selftest",
                 Exit.CONTROL_FAILED,
             )
-        progress = Tuner(run, crew, timer, view, deadline, trials, lanes=lanes).sweep()
+        pace = Pace.resumed(run.queue.noted(KEPT))
+        by_cell = None if weighed is None else weighed.by_cell
+        strategy = Adaptive(run, deadline, pace, len(crew.workers), by_cell) if adaptive else None
+        progress = Tuner(
+            run,
+            crew,
+            timer,
+            view,
+            deadline,
+            trials,
+            strategy,
+            lanes=lanes,
+            scout=lanes[0].scout,
+            pace=pace,
+        ).sweep()
         view.finished()
         # the table of this call stands before what can take minutes; it is written again with what was found
         first = lanes[0].name
@@ -227,7 +249,10 @@ def _lanes(
             # what is timed runs as it is served: on the library's own allocations
             timer = stack.enter_context(Worker(name, guard_allocations=False))
             crew = Crew([stack.enter_context(Worker(name)) for _ in range(count)], memory)
-            lanes.append(Lane(name, crew, timer, presence))
+            scout = stack.enter_context(
+                Worker(name, guard_allocations=False)
+            )  # its child is made if it looks
+            lanes.append(Lane(name, crew, timer, presence, scout))
         yield leading(lanes, target.device, warn) if devices else lanes
 
 

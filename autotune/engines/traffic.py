@@ -1,15 +1,12 @@
 """Counts of (batch size, q_len, KV bucket), for ``autotune run --traffic``.
 
-JSON lines, one a shape: ``{"batch": 16, "q_len": 4, "kv": 8192, "count": 1203}``. ``kv`` is the upper end of
-the bucket that the longest request fell into (a power of two), or null where the length was not on the host.
-The file is written whole: on an orderly exit, on SIGUSR2 where nobody else handles it, and once a minute
-while calls come in, since servers are often killed.
+The lines are those of :mod:`autotune.domain.traffic`. The file is written whole: on an orderly exit, on
+SIGUSR2 where nobody else handles it, and once a minute while calls come in, since servers are often killed.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import signal
 import threading
@@ -17,16 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.domain.traffic import ShapeCount, bucket
 from autotune.engines.log import say, told
 
 WRITE_EVERY_S = 60.0
 # A server has tens of captured sizes; past this, counting is a leak.
 _MOST = 100_000
-
-
-def bucket(kv_len: int) -> int:
-    """The least power of two that is not below ``kv_len``."""
-    return 1 << max(0, kv_len - 1).bit_length()
 
 
 class Traffic:
@@ -56,10 +49,7 @@ class Traffic:
             return
         try:
             counts = sorted(self._counts.items(), key=lambda item: (-item[1], str(item[0])))
-            lines = [
-                json.dumps({"batch": batch, "q_len": q_len, "kv": kv, "count": count})
-                for (batch, q_len, kv), count in counts
-            ]
+            lines = [ShapeCount(*shape, count).line() for shape, count in counts]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_name(f"{self._path.name}.{self._pid}.partial")
             partial.write_text("\n".join(lines) + "\n", "utf-8")

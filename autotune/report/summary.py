@@ -27,6 +27,10 @@ def _cells(count: int) -> str:
     return f"{count} cell" if count == 1 else f"{count} cells"
 
 
+def _phase(name: str, seconds: dict[str, float]) -> str:
+    return f"{name} {seconds['actual_s']:.1f} s (predicted {seconds['predicted_s']:.1f} s)"
+
+
 def no_safe_route(published: Published) -> int:
     """Cells in which not even the fallback is proven safe."""
     return sum(cell.decision.reason is Reason.NO_SAFE_ROUTE for cell in published.cells)
@@ -60,6 +64,7 @@ def summary_json(
         "settled_by_this_call": progress.now,
         "out_of_budget": progress.out_of_budget,
         "devices_at_work": list(progress.devices),
+        "seconds": {name: phase.to_dict() for name, phase in progress.phases.items()},
         "answers": dict(Counter(cell.decision.route or "fallback" for cell in cells)),
         "reasons": dict(Counter(cell.decision.reason.value for cell in cells)),
         "checks": dict(stored.checks),
@@ -128,5 +133,7 @@ def summary_text(
         lines.append(f"{_cells(each['cells'])} unproven: {each['detail']}")
     if more := data["unproven"][REASONS_SHOWN:]:
         lines.append(f"{_cells(sum(each['cells'] for each in more))} unproven for other reasons")
+    if data["seconds"]:
+        lines.append("time of this call: " + ", ".join(_phase(*each) for each in data["seconds"].items()))
     lines.append(f"table: {data['table']}")
     return Group(table_text(published.table), Text("\n".join(lines)))

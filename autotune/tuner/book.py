@@ -80,6 +80,14 @@ class ProofBook:
         row = self._rows.get((cell.column.id, route.name, route.version), {}).get((cell.id, ROW_CHECK))
         return _open(row)
 
+    def owed(self, route: Route, column: Column, cells: Iterable[Cell], device: str) -> float:
+        """Checks of the route that are still to be run in the column and these cells of it, as a share of all
+        checks of a column; 0.0 once it is known to be unsafe."""
+        if self.verdict(route, column, device).status is Status.UNSAFE:
+            return 0.0
+        missing = len(self.missing(route, column, device)) + sum(self.lacks_row(route, c) for c in cells)
+        return missing / len(registry.runs(column, device))
+
     def verdict(self, route: Route, column: Column, device: str, cell: Cell | None = None) -> Verdict:
         """What the rows prove of ``route`` in ``column``, and in ``cell`` if one is given.
 

@@ -99,6 +99,19 @@ def predict(cell: Cell, device: str, routes: int = 2) -> float:
     return use.open + pools + start_up + use.rounds * one_round
 
 
+def predict_look(cell: Cell, device: str, settings: RoundSettings, routes: int) -> float:
+    """Seconds of ``settings.max_rounds`` rounds of ``routes`` routes that serve the search only.
+
+    Raises:
+        ValueError: no coefficients for this kind of device.
+    """
+    use = _coefficients(device)
+    one_round = routes * max(settings.min_group_ms / 1e3, call_seconds(cell, device))
+    pools = settings.operand_sets * _kv_bytes(cell.column, cell.kv_high) * use.build_byte
+    start_up = max(settings.discard_rounds * one_round, settings.discard_ms / 1e3)
+    return use.open + pools + start_up + settings.max_rounds * one_round
+
+
 def predict_proof(column: Column, device: str, routes: int = 2) -> float:
     """Seconds that all checks of ``routes`` routes take in ``column``, lengths up to its max context.
 
@@ -160,8 +173,8 @@ def _coefficients(device: str) -> Coefficients:
     return COEFFICIENTS[kind]
 
 
-def _seen(column: Column, kv_len: int) -> int:
-    """Tokens that a query can see: a window bounds the work, not the pool."""
+def seen_tokens(column: Column, kv_len: int) -> int:
+    """Tokens that a query can see at a length: a window bounds the work, not the pool."""
     window = column.shape.window_left
     return kv_len if window < 0 else min(kv_len, window + column.q_len)
 
@@ -169,10 +182,10 @@ def _seen(column: Column, kv_len: int) -> int:
 def _kv_bytes(column: Column, kv_len: int) -> float:
     shape = column.shape
     elements = shape.num_kv_heads * (shape.head_dim + shape.head_dim_vo)
-    return column.batch_size * _seen(column, kv_len) * elements * BITS[Dtype(column.dtypes.kv)] / 8
+    return column.batch_size * seen_tokens(column, kv_len) * elements * BITS[Dtype(column.dtypes.kv)] / 8
 
 
 def _products(column: Column, kv_len: int) -> float:
     shape = column.shape
     dims = shape.head_dim + shape.head_dim_vo
-    return float(column.batch_size * column.q_len * shape.num_qo_heads * _seen(column, kv_len) * dims)
+    return float(column.batch_size * column.q_len * shape.num_qo_heads * seen_tokens(column, kv_len) * dims)

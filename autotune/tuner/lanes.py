@@ -44,17 +44,19 @@ class Lane:
         timer: times on it, with no proof beside it.
         presence: what its children answer when they are asked which device they have
             (:class:`autotune.worker.presence.PresenceJob`); None: anything.
+        scout: times on it for the search alone; None: no strategy looks.
     """
 
     name: str
     crew: Crew
     timer: Worker
     presence: str | None = None
+    scout: Worker | None = None
 
     @property
     def workers(self) -> tuple[Worker, ...]:
         """Every worker of the device."""
-        return (*self.crew.workers, self.timer)
+        return (*self.crew.workers, self.timer, *(() if self.scout is None else (self.scout,)))
 
 
 def leading(lanes: Sequence[Lane], device: str, warn: Callable[[str], None]) -> list[Lane]:
@@ -107,6 +109,7 @@ class LaneAtWork:
         self._baton = baton
         self._asked = BatonWorker(lane.timer, baton)
         self.timer = _Noted(self._asked)
+        self.scout = None if lane.scout is None else _Noted(BatonWorker(lane.scout, baton))
         self.crew: Crew = BatonCrew(lane.crew, baton, self._note)
         self.claimed: frozenset[str] = frozenset()  # columns that it proves, by id
 
@@ -115,9 +118,11 @@ class LaneAtWork:
 
     def trouble(self, device: str) -> str | None:
         """Why the device is not there any more; it is asked only after something went wrong on it."""
-        if not self.timer.ill:
+        noted = [each for each in (self.timer, self.scout) if each is not None and each.ill]
+        if not noted:
             return None
-        self.timer.ill = False
+        for each in noted:
+            each.ill = False
         return self.ask(device)
 
     def proven(self) -> None:
@@ -237,7 +242,7 @@ class Lanes:
                     finally:
                         shared.busy += 1
                     continue
-                hand.claimed = frozenset(item.cell.column.id for item in pick.prove)
+                hand.claimed = frozenset(each.item.cell.column.id for each in pick.prove)
                 if not self._settle(hand, pick, strategy, settle):
                     return
         finally:

@@ -13,7 +13,7 @@ from autotune.store.optuna_storage import rdb_storage
 from autotune.store.records import TrialState as OurState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import optuna
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from autotune.store.repository import Repository
 
 PARAMETER = "cell"
+# User attribute of a trial that only looked.
+LOOK = "look"
 # One fixed range: a study's distribution may not change while it grows.
 HIGHEST = (1 << 31) - 1
 
@@ -52,11 +54,12 @@ class TrialQueue:
                 study_name=study.optuna_name,
                 direction="maximize",
                 load_if_exists=True,
-                # every parameter is enqueued: the sampler is never asked
+                # every parameter is enqueued, unless `sample_with` sets another: this one is never asked
                 sampler=optuna.samplers.RandomSampler(seed=0),
             )
         # by cell number: several takers may each have a trial that runs
         self._running: dict[int, optuna.Trial] = {}
+        self._looking: set[int] = set()
 
     def recover(self, cells: Iterable[StudyCell], decisions: Mapping[str, Decision]) -> int:
         """End the trials that a killed process left behind.
@@ -111,6 +114,54 @@ class TrialQueue:
         with self._database.translated():
             self._study.set_user_attr(name, value)
 
+    def noted(self, name: str) -> Any:
+        """What :meth:`note` kept, None if nothing."""
+        with self._database.translated():
+            return self._study.user_attrs.get(name)
+
+    def sample_with(self, choose: Callable[[], int]) -> None:
+        """From now on :meth:`ask` gets the cell whose number ``choose`` names."""
+        from autotune.tuner.sampler import CellSampler
+
+        self._study.sampler = CellSampler(choose)
+
+    def ask(self, cells: Mapping[int, StudyCell], *, look: bool = False) -> StudyCell:
+        """Start a trial of the cell that the sampler chooses.
+
+        Args:
+            cells: by number; the sampler must choose one of them.
+            look: search rounds only: it ends by :meth:`looked`, and is no attempt at the cell.
+        """
+        with self._database.translated():
+            trial = self._study.ask(self._space)
+            item = cells[trial.params[PARAMETER]]
+            for name, value in _axes(item).items():
+                trial.set_user_attr(name, value)
+        self._running[item.number] = trial
+        if look:
+            self._looking.add(item.number)
+        else:
+            self._repository.begin_trial(self._ours, item.cell, trial.number, trial._trial_id)
+        return item
+
+    def looked(self, item: StudyCell, found: Mapping[str, Any]) -> None:
+        """Keep what a look found, then end its trial as pruned; the cell stays pending."""
+        from optuna.trial import TrialState
+
+        trial = self._running.pop(item.number)
+        self._looking.discard(item.number)
+        with self._database.translated():
+            trial.set_user_attr(LOOK, dict(found))
+            self._study.tell(trial, state=TrialState.PRUNED)
+
+    def looks(self) -> dict[int, Mapping[str, Any]]:
+        """What looks found, by cell number; the latest of each."""
+        with self._database.translated():
+            trials = self._study.get_trials(deepcopy=False)
+        return {
+            trial.params[PARAMETER]: trial.user_attrs[LOOK] for trial in trials if LOOK in trial.user_attrs
+        }
+
     def begin(self, item: StudyCell) -> None:
         """Start the trial of a cell."""
         with self._database.translated():
@@ -146,7 +197,10 @@ class TrialQueue:
         trial = self._running.pop(item.number, None)
         if trial is None:
             return
-        self._repository.finish_trial(self._ours, item.cell, state)
+        if item.number in self._looking:
+            self._looking.discard(item.number)
+        else:
+            self._repository.finish_trial(self._ours, item.cell, state)
         with self._database.translated():
             self._study.tell(trial, state=TrialState.FAIL)
 

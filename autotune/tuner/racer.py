@@ -125,7 +125,7 @@ class Racer:
         """Commits a chunk, then answers with the routes that still need rounds; extends ``rounds``."""
 
         def on_event(payload: Any) -> tuple[str, ...] | bool:
-            reported = _rounds(payload, len(rounds))
+            reported = read_rounds(payload, len(rounds))
             self._repository.append_rounds(self._study, cell, len(rounds), payload["rounds"])
             rounds.extend(reported)
             if self._deadline.passed:
@@ -181,7 +181,7 @@ class Racer:
             self._repository.lose_chunk(self._study, cell)
 
 
-def _rounds(payload: Any, first: int) -> list[Round]:
+def read_rounds(payload: Any, first: int) -> list[Round]:
     """A report's rounds, of which the first must be round ``first``.
 
     Raises:

@@ -17,22 +17,37 @@ if TYPE_CHECKING:
     from autotune.domain.decision import Decision
     from autotune.store.records import StudyCell
     from autotune.tuner.queue import TrialQueue
+    from autotune.tuner.scout import Look
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A cell whose missing proofs are to be run.
+
+    Attributes:
+        candidates: routes that are proven beside the engines' fallbacks; None: all that stand for the column.
+    """
+
+    item: StudyCell
+    candidates: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A cell to settle now.
+    """A cell to settle now, or only to look at.
 
     Attributes:
         item: the cell.
         again: it had a decision and a trial, and a new check, version or strategy opened it: no new trial.
-        prove: cells whose missing proofs are run before it is timed, ``item`` first; () where an earlier pick
-            had them run.
+        prove: what is proven before the cell is timed, ``item`` first; () where an earlier pick had it run.
+        look: routes to time in a few rounds that serve the search only, proven or not; the pick is then not
+            settled. () settles it.
     """
 
     item: StudyCell
     again: bool = False
-    prove: tuple[StudyCell, ...] = ()
+    prove: tuple[Wanted, ...] = ()
+    look: tuple[str, ...] = ()
 
 
 def anything(column: Column) -> bool:
@@ -44,7 +59,7 @@ class Strategy(Protocol):
     """The order of one call's work."""
 
     def settled(self, cell: Cell) -> bool:
-        """Whether the strategy has nothing more to do in a cell that has a decision."""
+        """Whether a cell's answer is final for this strategy, from stored rows."""
 
     def start(self, pending: Sequence[StudyCell], again: frozenset[str], trials: int | None) -> None:
         """The call's work.
@@ -65,6 +80,9 @@ class Strategy(Protocol):
 
     def told(self, item: StudyCell, decision: Decision | None) -> None:
         """What came of a pick; None: the deadline or a missing proof left it open."""
+
+    def looked(self, item: StudyCell, look: Look) -> None:
+        """What a pick that only looks has found; ``told`` follows, without a decision."""
 
     def give_back(self, pick: Pick, decision: Decision | None) -> None:
         """Called instead of ``told`` by a taker that can do no more: what it was to prove may not be proven,
@@ -116,14 +134,17 @@ class Exhaustive:
         again = item.cell.id in self._again
         if not again:
             self._queue.begin(item)
-        return Pick(item, again, prove)
+        return Pick(item, again, tuple(Wanted(each) for each in prove))
 
     def told(self, item: StudyCell, decision: Decision | None) -> None:
         """See :class:`Strategy`; the order does not depend on answers."""
 
+    def looked(self, item: StudyCell, look: Look) -> None:
+        """See :class:`Strategy`; none is asked for."""
+
     def give_back(self, pick: Pick, decision: Decision | None) -> None:
         """See :class:`Strategy`."""
-        self._ahead.difference_update(item.cell for item in pick.prove)
+        self._ahead.difference_update(each.item.cell for each in pick.prove)
         if decision is None:
             self._coming.appendleft(pick.item)
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.domain.verdict import Status
 from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
+from autotune.tuner.cost import predict, predict_look, predict_proof
 from autotune.tuner.lanes import Lanes
+from autotune.tuner.pace import KEPT, PROOF, SEARCH, TIMING, Pace, Phase
 from autotune.tuner.prover import Prover
 from autotune.tuner.racer import Racer
+from autotune.tuner.scout import Scout, look_settings
 from autotune.tuner.strategy import Exhaustive
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from autotune.domain.cell import Cell, Column
     from autotune.domain.decision import Decision
+    from autotune.routes.base import Route
     from autotune.store.records import StudyCell
     from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from autotune.tuner.lanes import Lane, LaneAtWork
     from autotune.tuner.listener import Listener
     from autotune.tuner.run import OpenedRun
-    from autotune.tuner.strategy import Pick, Strategy
+    from autotune.tuner.strategy import Pick, Strategy, Wanted
     from autotune.worker.base import Runs
 
 
@@ -36,7 +39,7 @@ class Progress:
 
     ``cells`` are in the study, ``settled`` of them have a final answer now, ``now`` were settled by this
     call. ``out_of_budget`` says whether the deadline ended it. ``devices`` worked at the same time, if there
-    were several: what was measured has seen that.
+    were several: what was measured has seen that. ``phases`` are predicted and measured seconds.
     """
 
     cells: int
@@ -44,6 +47,7 @@ class Progress:
     now: int
     out_of_budget: bool
     devices: tuple[str, ...] = ()
+    phases: Mapping[str, Phase] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,14 +56,18 @@ class _Hands:
 
     prover: Prover
     racer: Racer
+    scout: Scout | None
 
 
 class Tuner:
-    """Works through the pending cells of an opened run, in the order of a strategy (all of them if None).
+    """Works through the pending cells of an opened run.
 
     Args:
         crew, timer: of the one device, where there is one.
-        lanes: several devices; each has its own, and ``crew`` and ``timer`` are not used.
+        strategy: what comes next; None: every pending cell, cheapest first.
+        lanes: several devices; each has its own, and ``crew``, ``timer`` and ``scout`` are not used.
+        scout: times what a strategy wants to look at; one that times nothing else. None: it wants nothing.
+        pace: where predicted and measured seconds are counted.
     """
 
     def __init__(
@@ -73,24 +81,28 @@ class Tuner:
         strategy: Strategy | None = None,
         *,
         lanes: Sequence[Lane] = (),
+        scout: Runs | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._run = run
         self._judge = run.judge
         self._listener = listener
         self._deadline = deadline
         self._trials = trials
-        self._hands = self._with(crew, timer)
+        self._hands = self._with(crew, timer, scout)
         self._lanes = tuple(lanes)
         self._kv_lens = _kv_lens(run.cells)
+        self._pace = pace or Pace()
         self._strategy = strategy or Exhaustive(
             run.queue, run.settled, len(crew.workers), max(1, len(self._lanes))
         )
 
-    def _with(self, crew: Crew, timer: Runs) -> _Hands:
+    def _with(self, crew: Crew, timer: Runs, scout: Runs | None) -> _Hands:
         run, deadline = self._run, self._deadline
         return _Hands(
             Prover(crew, run.target, run.book, self._listener, deadline),
             Racer(timer, run.target, run.repository, run.study, run.book, run.judges, deadline),
+            None if scout is None else Scout(scout, run.target, run.study.seed),
         )
 
     def sweep(self) -> Progress:
@@ -122,16 +134,23 @@ class Tuner:
                     settled += decision is not None
                     strategy.told(pick.item, decision)
             self._amend()
+            self._run.queue.note(KEPT, self._pace.to_dict())
         finally:
             self._listener.finished()
-        devices = tuple(lane.name for lane in self._lanes)
-        return Progress(len(self._run.cells), before + settled, settled, self._deadline.passed, devices)
+        return Progress(
+            len(self._run.cells),
+            before + settled,
+            settled,
+            self._deadline.passed,
+            tuple(lane.name for lane in self._lanes),
+            self._pace.call,
+        )
 
     def _in_lanes(self, strategy: Strategy) -> int:
         """Settle cells on several devices at once; how many."""
         run = self._run
         lanes = Lanes(self._lanes, run.target.device, self._deadline, self._listener.warned)
-        hands = {lane.name: self._with(lane.crew, lane.timer) for lane in lanes.at_work}
+        hands = {lane.name: self._with(lane.crew, lane.timer, lane.scout) for lane in lanes.at_work}
         run.queue.note("devices", [lane.name for lane in self._lanes])
 
         def settle(lane: LaneAtWork, pick: Pick) -> Decision | None:
@@ -139,34 +158,77 @@ class Tuner:
 
         return lanes.work(strategy, settle)
 
-    def _prove(self, items: Sequence[StudyCell], prover: Prover) -> None:
+    def _look(self, pick: Pick, scout: Scout | None) -> None:
+        """Search rounds of a cell, kept with its trial."""
+        cell = pick.item.cell
+        assert scout is not None, "a strategy that looks needs a scout"
+        judge, device = self._judge, self._run.target.facts.device
+        objective = judge.objectives.of(cell.column)[judge.objectives.first]
+        began = self._deadline.now()
+        with self._trial_of(pick.item):
+            found = scout.look(cell, pick.look, objective)
+            self._run.queue.looked(pick.item, found.to_dict())
+        predicted = predict_look(cell, device, look_settings(device), len(pick.look))
+        self._pace.add(SEARCH, predicted, self._deadline.now() - began)
+        self._strategy.looked(pick.item, found)
+
+    def _prove(self, wanted: Sequence[Wanted], prover: Prover) -> None:
         """Run what is missing of the proofs of these cells' columns, and each cell's own launch."""
-        wanted: dict[Column, list[Cell]] = {}
-        for item in items:
-            wanted.setdefault(item.cell.column, []).append(item.cell)
-        fallbacks, others = [], []
-        for column, cells in wanted.items():
+        columns: dict[Column, list[Wanted]] = {}
+        for each in wanted:
+            columns.setdefault(each.item.cell.column, []).append(each)
+        fallbacks: list[tuple[Route, Column, list[Cell]]] = []
+        others: list[tuple[Route, Column, list[Cell]]] = []
+        for column, each_wanted in columns.items():
             lineups = [judge.lineup(column) for judge in self._run.judges]
             held = {lineup.fallback.name: lineup.fallback for lineup in lineups if lineup.fallback}
-            fits = [cell for cell in cells if not self._judge.too_large(cell)]
+            fits = [each for each in each_wanted if not self._judge.too_large(each.item.cell)]
             if held and fits:
-                fallbacks += [(route, column, fits) for route in held.values()]
+                fallbacks += [(route, column, [each.item.cell for each in fits]) for route in held.values()]
                 runners = {route.name: route for lineup in lineups for route in lineup.runners}
-                others += [(route, column, fits) for name, route in runners.items() if name not in held]
+                for name, route in runners.items():
+                    takes = [e.item.cell for e in fits if e.candidates is None or name in e.candidates]
+                    if name not in held and takes:
+                        others.append((route, column, takes))
         # A candidate is worth proving only beside a fallback that holds.
-        prover.prove(fallbacks, self._kv_lens)
+        self._run_proofs(fallbacks, prover)
         safe = {
             column
             for route, column, _ in fallbacks
             if self._run.book.verdict(route, column, self._run.target.device).status is Status.SAFE
         }
-        prover.prove([task for task in others if task[1] in safe], self._kv_lens)
+        self._run_proofs([task for task in others if task[1] in safe], prover)
+
+    def _run_proofs(self, tasks: Sequence[tuple[Route, Column, Sequence[Cell]]], prover: Prover) -> None:
+        book, device = self._run.book, self._run.target.device
+        predicted = sum(
+            book.owed(route, column, cells, device) * predict_proof(column, device, 1)
+            for route, column, cells in tasks
+        )
+        began = self._deadline.now()
+        prover.prove(tasks, self._kv_lens)
+        if predicted:
+            self._pace.add(PROOF, predicted, self._deadline.now() - began)
+
+    @contextlib.contextmanager
+    def _trial_of(self, item: StudyCell) -> Iterator[None]:
+        """Ends the cell's trial as interrupted if an error ends the work on it."""
+        try:
+            yield
+        except BaseException:
+            # the first error is the one to report; a database that is gone cannot note this one either
+            with contextlib.suppress(StoreError):
+                self._run.queue.abandon(item, TrialState.INTERRUPTED)
+            raise
 
     def _settle(self, pick: Pick, hands: _Hands, lane: LaneAtWork | None = None) -> Decision | None:
-        """The decision of a cell, stored; None if it stays open. Its trial covers its proof, so that a kill
-        there is counted."""
+        """The decision of a cell, stored; None if it stays open, as after a look. Its trial covers its proof,
+        so that a kill there is counted."""
         item = pick.item
-        try:
+        if pick.look:
+            self._look(pick, hands.scout)
+            return None
+        with self._trial_of(item):
             self._listener.cell_started(item.cell)
             if pick.prove:
                 self._prove(pick.prove, hands.prover)
@@ -174,11 +236,6 @@ class Tuner:
                 lane.proven()
                 self._run.queue.on_device(item, lane.name)
             decision = self._decide(item.cell, hands.racer)
-        except BaseException:
-            # the first error is the one to report; a database that is gone cannot note this one either
-            with contextlib.suppress(StoreError):
-                self._run.queue.abandon(item, TrialState.INTERRUPTED)
-            raise
         if decision is None:
             self._run.queue.abandon(item, TrialState.FAILED)
             return None
@@ -205,13 +262,18 @@ class Tuner:
             evidences = [judge.evidence(cell) for judge in self._run.judges]
             if any(_waits(evidence) for evidence in evidences):
                 return None
-            raced, died = racer.race(cell, evidences, self._judge.routes)
+            raced, died = self._race(cell, evidences, racer)
         self._run.save_timings(cell, raced)
         # read once more: a route that died in the race has another verdict now
-        judged = [(judge, judge.evidence(cell)) for judge in self._run.judges]
-        if not all(judge.settled(cell, evidence) for judge, evidence in judged):
-            return None
-        return self._judge.outcome(cell, judged[0][1]).decision
+        return self._judge.outcome(cell).decision if self._strategy.settled(cell) else None
+
+    def _race(self, cell: Cell, evidences: Sequence[Evidence], racer: Racer) -> tuple[Evidence, str | None]:
+        began = self._deadline.now()
+        raced, died = racer.race(cell, evidences, self._judge.routes)
+        if new := raced.rounds[len(evidences[0].rounds) :]:
+            predicted = predict(cell, self._run.target.facts.device, len(new[0].order))
+            self._pace.add(TIMING, predicted, self._deadline.now() - began)
+        return raced, died
 
 
 def _waits(evidence: Evidence) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.domain.verdict import FailureKind, Status
-from autotune.tuner.racer import _rounds
+from autotune.tuner.racer import read_rounds
 from autotune.worker.base import Failed, Outcome, ProtocolError
 from tests.tuner.scripted import ScriptedWorker, opened, routes, sweep
 
@@ -98,6 +98,6 @@ def test_rounds_go_on_where_the_stored_ones_end() -> None:
         "prepare_us": {"a": 0.0},
         "calls": {"a": 1},
     }
-    assert [each.index for each in _rounds({"rounds": [one, {**one, "index": 5}]}, 4)] == [4, 5]
+    assert [each.index for each in read_rounds({"rounds": [one, {**one, "index": 5}]}, 4)] == [4, 5]
     with pytest.raises(ProtocolError, match="does not go on with round 3"):
-        _rounds({"rounds": [one]}, 3)
+        read_rounds({"rounds": [one]}, 3)

@@ -1,0 +1,431 @@
+"""The adaptive search: what a budget is best spent on, from what has been timed and proven so far.
+
+Each time it takes the cell with the most
+
+    traffic weight x E[positive gain] / predicted seconds
+
+A gain is log(time(fallback) / time(candidate)) beyond log(1 + margin), forecast from the cells timed so far
+(:mod:`autotune.tuner.forecast`), or as measured in the cell. The seconds are those that are missing: the
+proof of the fallback and of the likely winner, shared by the cells of the column that are worth taking
+along, and the timing. Where a proof may well be in vain, a few search rounds come first
+(:mod:`autotune.tuner.scout`).
+
+Only the likely winner is proven beside the fallback. The cell is settled once it claims; a candidate that
+was not proven stays unproven there, and an exhaustive run later proves it. Where the winner fails, the next
+best is tried, unless something else promises more. Claims are tested as ever, with the N of all cells.
+
+Nothing is kept but the study's rows: rounds, proofs, looks (user attributes of Optuna's trials) and the pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log, log1p, sqrt
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autotune.bench.record import Round
+from autotune.domain.verdict import Status
+from autotune.tuner.cost import predict, predict_look, predict_proof
+from autotune.tuner.forecast import Features, Ridge, expected_gain, normal_cdf
+from autotune.tuner.pace import KEPT, PROOF, SEARCH, TIMING, Pace
+from autotune.tuner.scout import ROUNDS, Look, look_settings
+from autotune.tuner.strategy import Pick, Wanted, anything
+
+if TYPE_CHECKING:
+    from autotune.domain.cell import Cell, Column
+    from autotune.domain.decision import Decision
+    from autotune.routes.base import Route
+    from autotune.store.records import StudyCell
+    from autotune.tuner.deadline import Deadline
+    from autotune.tuner.forecast import Array
+    from autotune.tuner.run import OpenedRun
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of a column's routes.
+
+    ``pairs``: an engine's fallback and the candidates that could win its cells; ``owed``: the share of a
+    column's checks that is missing, by route.
+    """
+
+    routes: Mapping[str, Route]
+    pairs: tuple[tuple[str, tuple[str, ...]], ...]
+    owed: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Hope:
+    """What a cell promises.
+
+    Attributes:
+        gain: expected, summed over the engines.
+        winners: the likely winner of each engine.
+        rivals: other candidates that could be.
+        in_vain: the chance that no likely winner passes the margin.
+        misled: the chance that a rival is faster than the likely winner.
+        timed: whether the gain was measured in the cell itself.
+    """
+
+    gain: float = 0.0
+    winners: frozenset[str] = frozenset()
+    rivals: frozenset[str] = frozenset()
+    in_vain: float = 1.0
+    misled: float = 0.0
+    timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best that can be done in one column now.
+
+    Attributes:
+        score: weighted gain a second.
+        taken: the cells that share the proof, the one to take first.
+        winners: routes to prove beside the fallbacks.
+        seconds: predicted, for the first cell and what it needs.
+        proof_s: of them, the proof.
+        look: routes to look at instead, () to settle.
+    """
+
+    score: float
+    taken: tuple[StudyCell, ...]
+    winners: frozenset[str]
+    seconds: float
+    proof_s: float
+    look: tuple[str, ...] = ()
+
+    @property
+    def item(self) -> StudyCell:
+        """The cell to take."""
+        return self.taken[0]
+
+
+@dataclass(slots=True)
+class _Times:
+    """Microseconds by route, of one cell and one source, and the variance of their logs' differences."""
+
+    by_route: Mapping[str, float]
+    variance: float
+
+
+def best_shares(cells: Sequence[tuple[float, float]], shared_s: float) -> tuple[float, int]:
+    """Which of a column's cells are worth its proof together.
+
+    Args:
+        cells: (gain, seconds) each, most gain a second first.
+        shared_s: paid once, whichever are taken.
+
+    Returns:
+        The most gain a second that any first n of them reach, and n.
+    """
+    best, count, gained, spent = -1.0, 0, 0.0, shared_s
+    for number, (gain, seconds) in enumerate(cells, 1):
+        gained, spent = gained + gain, spent + seconds
+        if (rate := gained / max(spent, 1e-9)) > best:
+            best, count = rate, number
+    return best, count
+
+
+@dataclass
+class _State:
+    """One call's work."""
+
+    pending: dict[int, StudyCell] = field(default_factory=dict)
+    out: dict[int, Choice] = field(default_factory=dict)  # with a taker
+    again: frozenset[str] = frozenset()
+    tried: set[tuple[int, str]] = field(default_factory=set)  # (cell, route): settled with it, and open
+    left: int | None = None  # picks that may still be settled
+
+
+class Adaptive:
+    """See the module.
+
+    Args:
+        weights: of cells by id, as a traffic file gives them; None: 1 each.
+        pace: corrects the predicted seconds.
+        provers: children that prove at once: the next columns' proofs are run together, two a child.
+    """
+
+    def __init__(
+        self,
+        run: OpenedRun,
+        deadline: Deadline,
+        pace: Pace,
+        provers: int,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self._run = run
+        self._deadline = deadline
+        self._pace = pace
+        self._provers = provers
+        self._weights = weights
+        self._device = run.target.facts.device
+        self._threshold = log1p(run.study.margin)
+        self._features = Features(item.cell for item in run.cells)
+        self._rows: dict[int, list[float]] = {
+            item.number: self._features.row(item.cell) for item in run.cells
+        }
+        self._items = {item.number: item for item in run.cells}
+        self._times: dict[int, list[_Times]] = {}
+        self._looks: dict[int, Mapping[str, float]] = {}
+        self._standings: dict[Column, _Standing] = {}
+        self._state = _State()
+        self._chosen = -1
+        self._together: dict[int, tuple[Column, ...]] = {}  # columns that a pick's proof touched
+
+    def settled(self, cell: Cell) -> bool:
+        """Whether the answer is final: every proven route's test is, and a route claims, or there is no
+        candidate left that could.
+
+        A deployable candidate may be unproven in a cell that another one has won.
+        """
+        for judge in self._run.judges:
+            evidence = judge.evidence(cell)
+            fallback = evidence.fallback_verdict.status
+            if evidence.too_large or (fallback is not Status.SAFE and fallback is not Status.UNPROVEN):
+                continue
+            if fallback is Status.UNPROVEN or judge.wanted(cell, evidence):
+                return False
+            could = any(c.deployable and c.verdict.status is Status.UNPROVEN for c in evidence.candidates)
+            if could and judge.outcome(cell, evidence).decision.route is None:
+                return False
+        return True
+
+    def start(self, pending: Sequence[StudyCell], again: frozenset[str], trials: int | None) -> None:
+        """See :class:`autotune.tuner.strategy.Strategy`. Reads what the study's rows say."""
+        self._state = _State({item.number: item for item in pending}, again=again, left=trials)
+        self._run.queue.sample_with(lambda: self._chosen)
+        self._times.clear()
+        self._looks = {number: look["times"] for number, look in self._run.queue.looks().items()}
+        known = self._run.repository.trials(self._run.study)
+        for item in self._run.cells:
+            if item.number in self._looks or item.cell.id in known:
+                self._read(item)
+        for column in {item.cell.column for item in pending}:
+            self._stand(column)
+
+    def take(self, free: Callable[[Column], bool] = anything) -> Pick | None:
+        """See :class:`autotune.tuner.strategy.Strategy`."""
+        state = self._state
+        if state.left == 0:
+            return None
+        choices = self.choices(free)
+        if not choices:
+            return None
+        left = self._deadline.left
+        choice = next((each for each in choices if each.seconds <= left), choices[0])
+        number, again = choice.item.number, choice.item.cell.id in state.again
+        state.out[number] = choice
+        self._chosen = number
+        if not again:
+            self._run.queue.ask(self._items, look=bool(choice.look))
+        if choice.look:
+            return Pick(choice.item, look=choice.look)
+        if state.left is not None:
+            state.left -= 1
+        prove = self._proofs(choice, choices, left)
+        self._together[number] = tuple({each.item.cell.column for each in prove})
+        return Pick(choice.item, again, prove)
+
+    def told(self, item: StudyCell, decision: Decision | None) -> None:
+        """See :class:`autotune.tuner.strategy.Strategy`."""
+        state = self._state
+        choice = self._done(item)
+        if not choice.look:
+            state.tried |= {(item.number, name) for name in choice.winners}
+            if decision is not None or not self.hope(item).winners:
+                state.pending.pop(item.number, None)
+        self._run.queue.note(KEPT, self._pace.to_dict())
+
+    def give_back(self, pick: Pick, decision: Decision | None) -> None:
+        """See :class:`autotune.tuner.strategy.Strategy`."""
+        state = self._state
+        choice = self._done(pick.item)
+        if decision is not None:
+            state.pending.pop(pick.item.number, None)
+        elif state.left is not None and not choice.look:
+            state.left += 1
+
+    def _done(self, item: StudyCell) -> Choice:
+        """A pick is out no more: read what it left behind."""
+        for column in self._together.pop(item.number, ()):
+            self._stand(column)
+        self._read(item)
+        return self._state.out.pop(item.number)
+
+    def looked(self, item: StudyCell, look: Look) -> None:
+        """See :class:`autotune.tuner.strategy.Strategy`."""
+        self._looks[item.number] = dict(look.times)
+
+    def choices(self, free: Callable[[Column], bool] = anything) -> list[Choice]:
+        """What could be done now, the best first; cheapest first among equals."""
+        state = self._state
+        waiting: dict[Column, list[StudyCell]] = {}
+        busy = {self._items[number].cell.column for number in state.out}
+        busy.update(column for columns in self._together.values() for column in columns)
+        for item in state.pending.values():
+            if item.cell.column not in busy and free(item.cell.column):
+                waiting.setdefault(item.cell.column, []).append(item)
+        hopes = self._hopes([item for items in waiting.values() for item in items])
+        found = [self._choice(column, items, hopes) for column, items in waiting.items()]
+        return sorted(found, key=lambda each: (-each.score, each.item.position))
+
+    def hope(self, item: StudyCell) -> Hope:
+        """What one cell promises now."""
+        return self._hopes([item])[item.number]
+
+    def _choice(self, column: Column, items: Sequence[StudyCell], hopes: Mapping[int, Hope]) -> Choice:
+        timing = {item.number: self._timing_s(item, hopes[item.number]) for item in items}
+        gains = {item.number: self._weight(item) * hopes[item.number].gain for item in items}
+        order = sorted(items, key=lambda i: (-gains[i.number] / timing[i.number], i.position))
+        first = hopes[order[0].number]
+        proof_s = self._proof_s(column, first.winners)
+        score, count = best_shares([(gains[i.number], timing[i.number]) for i in order], proof_s)
+        taken = tuple(i for i in order[:count] if hopes[i.number].winners == first.winners)
+        seconds = proof_s + timing[order[0].number]
+        look = self._worth_a_look(order[0], first, proof_s)
+        return Choice(score, taken, first.winners, seconds, proof_s, look)
+
+    def _worth_a_look(self, item: StudyCell, hope: Hope, proof_s: float) -> tuple[str, ...]:
+        """Routes to look at first, where the proofs that this may save cost more than the look."""
+        unseen = item.number not in self._looks and not hope.timed and item.cell.id not in self._state.again
+        if not unseen or not hope.winners or proof_s == 0.0:
+            return ()
+        standing = self._standings[item.cell.column]
+        routes = tuple(dict.fromkeys((*(f for f, _ in standing.pairs), *hope.winners, *hope.rivals)))
+        one = predict_proof(item.cell.column, self._device, 1) * self._pace.factor(PROOF)
+        saved = hope.in_vain * proof_s + hope.misled * one
+        cost = predict_look(item.cell, self._device, look_settings(self._device), len(routes))
+        return routes if saved > cost * self._pace.factor(SEARCH) else ()
+
+    def _proofs(self, choice: Choice, choices: Sequence[Choice], left: float) -> tuple[Wanted, ...]:
+        """The choice's proof; several children run those of the next columns with it.
+
+        What is begun ahead may use half of the time that is left.
+        """
+        together = [choice]
+        ahead = choice.proof_s
+        if choice.proof_s > 0.0 and self._provers > 1:
+            for each in choices:
+                if len(together) == 2 * self._provers or ahead + each.proof_s > left / 2:
+                    break
+                if each is not choice and not each.look and each.proof_s > 0.0 and each.score > 0.0:
+                    together.append(each)
+                    ahead += each.proof_s
+        return tuple(Wanted(item, each.winners) for each in together for item in each.taken)
+
+    def _timing_s(self, item: StudyCell, hope: Hope) -> float:
+        return predict(item.cell, self._device, 1 + max(1, len(hope.winners))) * self._pace.factor(TIMING)
+
+    def _proof_s(self, column: Column, winners: frozenset[str]) -> float:
+        standing = self._standings[column]
+        routes = {fallback for fallback, _ in standing.pairs} | winners
+        owed = sum(standing.owed.get(name, 0.0) for name in routes)
+        return owed * predict_proof(column, self._device, 1) * self._pace.factor(PROOF)
+
+    def _weight(self, item: StudyCell) -> float:
+        return 1.0 if self._weights is None else self._weights.get(item.cell.id, 0.0)
+
+    def _hopes(self, items: Sequence[StudyCell]) -> dict[int, Hope]:
+        """What cells promise, each pair of routes forecast for all of them at once."""
+        pairs: dict[tuple[str, str], list[int]] = {}
+        for item in items:
+            for fallback, name in self._pairs_of(item):
+                pairs.setdefault((fallback, name), []).append(item.number)
+        ratios: dict[tuple[int, str, str], tuple[float, float]] = {}
+        for (fallback, name), numbers in pairs.items():
+            fit = self._fit(fallback, name)
+            means, variances = fit.predict(np.array([self._rows[n] for n in numbers]))
+            for number, mean, variance in zip(numbers, means, variances, strict=True):
+                seen = self._ratio(number, fallback, name)
+                ratios[number, fallback, name] = seen or (float(mean), float(variance))
+        return {item.number: self._hope(item, ratios) for item in items}
+
+    def _pairs_of(self, item: StudyCell) -> list[tuple[str, str]]:
+        return [
+            (fallback, name)
+            for fallback, names in self._standings[item.cell.column].pairs
+            for name in names
+            if (item.number, name) not in self._state.tried
+        ]
+
+    def _hope(self, item: StudyCell, ratios: Mapping[tuple[int, str, str], tuple[float, float]]) -> Hope:
+        number = item.number
+        by_fallback: dict[str, list[str]] = {}
+        for fallback, name in self._pairs_of(item):
+            by_fallback.setdefault(fallback, []).append(name)
+        gain, in_vain, misled, timed = 0.0, 1.0, 0.0, True
+        winners: set[str] = set()
+        rivals: set[str] = set()
+        for fallback, names in by_fallback.items():
+            gains = {n: expected_gain(*ratios[number, fallback, n], self._threshold) for n in names}
+            best = max(names, key=lambda n: (gains[n], n))
+            mean, variance = ratios[number, fallback, best]
+            gain += gains[best]
+            winners.add(best)
+            rivals |= set(names) - {best}
+            in_vain *= normal_cdf((self._threshold - mean) / sqrt(variance))
+            for name in set(names) - {best}:
+                other, spread = ratios[number, fallback, name]
+                misled = max(misled, normal_cdf((other - mean) / sqrt(variance + spread)))
+            timed = timed and self._ratio(number, fallback, best) is not None
+        if not winners:
+            return Hope()
+        return Hope(gain, frozenset(winners), frozenset(rivals - winners), in_vain, misled, timed)
+
+    def _fit(self, fallback: str, name: str) -> Ridge:
+        numbers = [n for n in self._times if self._ratio(n, fallback, name) is not None]
+        values = [ratio[0] for n in numbers if (ratio := self._ratio(n, fallback, name)) is not None]
+        rows: Array = np.array([self._rows[n] for n in numbers]).reshape(len(numbers), self._features.width)
+        return Ridge(rows, np.array(values))
+
+    def _ratio(self, number: int, fallback: str, name: str) -> tuple[float, float] | None:
+        """Mean and variance of the log ratio as timed in the cell; rounds before looks."""
+        for times in self._times.get(number, ()):
+            if fallback in times.by_route and name in times.by_route:
+                return log(times.by_route[fallback] / times.by_route[name]), times.variance
+        return None
+
+    def _read(self, item: StudyCell) -> None:
+        """Take over the times of the cell's stored rounds, and of its look."""
+        judge, cell = self._run.judge, item.cell
+        variance = self._run.study.margin**2  # of a look; more rounds know better
+        objective = judge.objectives.of(cell.column)[judge.objectives.first]
+        stored = [Round.from_dict(data) for data in self._run.repository.rounds(self._run.study, cell)]
+        rounds = [each for each in stored if not each.dropped]
+        found = []
+        if rounds:
+            names = dict.fromkeys(name for each in rounds for name in each.order)
+            times = {n: median(objective(each, n) for each in rounds if n in each.run_us) for n in names}
+            found.append(_Times(times, variance * ROUNDS / max(ROUNDS, len(rounds))))
+        if look := self._looks.get(item.number):
+            found.append(_Times(look, variance))
+        if found:
+            self._times[item.number] = found
+
+    def _stand(self, column: Column) -> None:
+        """Read what is proven of a column."""
+        run = self._run
+        routes: dict[str, Route] = {}
+        pairs = []
+        for judge in run.judges:
+            lineup = judge.lineup(column)
+            if lineup.fallback is None or self._unsafe(lineup.fallback, column):
+                continue
+            names = [
+                route.name
+                for route in lineup.candidates
+                if route.name in lineup.deployable and not self._unsafe(route, column)
+            ]
+            routes |= {route.name: route for route in lineup.runners}
+            pairs.append((lineup.fallback.name, tuple(names)))
+        owed = {name: run.book.owed(route, column, (), run.target.device) for name, route in routes.items()}
+        self._standings[column] = _Standing(routes, tuple(dict.fromkeys(pairs)), owed)
+
+    def _unsafe(self, route: Route, column: Column) -> bool:
+        return self._run.book.verdict(route, column, self._run.target.device).status is Status.UNSAFE

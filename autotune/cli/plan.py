@@ -8,6 +8,7 @@ from autotune.cli.filters import Filters
 from autotune.cli.options import (
     AttnTp,
     Batch,
+    Budget,
     Dtype,
     EngineName,
     Gpu,
@@ -16,7 +17,10 @@ from autotune.cli.options import (
     Models,
     QLen,
     Routes,
+    Search,
+    SearchName,
     SpaceFile,
+    TrafficFile,
 )
 
 if TYPE_CHECKING:
@@ -34,14 +38,21 @@ def command(
     batch: Batch = None,
     kv: Kv = None,
     only: Routes = None,
+    budget: Budget = None,
+    strategy: Search = SearchName.EXHAUSTIVE,
+    traffic: TrafficFile = None,
     json: Json = False,
 ) -> int:
     """List cells, columns, routes and the estimated time of a run. Needs no GPU."""
+    from autotune.cli.budget import seconds as duration
     from autotune.cli.context import all_routes, ask
     from autotune.cli.output import print_json, print_text
+    from autotune.cli.search import require_search, weights
     from autotune.hardware.memory import too_large
-    from autotune.tuner.cost import predict_all
+    from autotune.tuner.cost import predict_all, within
 
+    require_search(strategy, budget, traffic)
+    limit = None if budget is None else duration(budget)
     grid = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv)).grid
     device = grid.space.device
     place = grid.engine.on(grid.architecture)
@@ -52,7 +63,14 @@ def command(
     )
     known = sorted(all_routes(device.kind, only))
     timed = [name for name in place.deployable if only is None or name in known]
-    seconds = predict_all((item.cell for item in grid.cells), device.kind, max(2, len(timed)))
+    adaptive = strategy is SearchName.ADAPTIVE
+    weighed = None if traffic is None else weights(grid, traffic)
+    cells = [item.cell for item in grid.cells if weighed is None or item.cell.id in weighed.by_cell]
+    # the adaptive search proves and times one candidate a cell, if the first one wins
+    seconds = predict_all(cells, device.kind, 2 if adaptive else max(2, len(timed)))
+    reached = None
+    if adaptive and limit is not None:
+        reached = within(cells, device.kind, limit, None if weighed is None else weighed.by_cell)
     plan: dict[str, Any] = {
         "gpu": grid.space.gpu,
         "device": str(device),
@@ -68,6 +86,11 @@ def command(
         "cells": len(grid.cells),
         "too_large": large,
         "kv_rows_past_max_context": list(grid.dropped_kv),
+        "strategy": strategy.value,
+        "budget_seconds": limit,
+        "cells_with_traffic": None if weighed is None else len(cells),
+        "calls_without_a_cell": None if weighed is None else weighed.unmatched,
+        "cells_within_budget": reached,
         "estimated_seconds": round(seconds, 1),
         "entries": [_entry(entry) for entry in grid.entries],
     }
@@ -110,8 +133,14 @@ def _text(plan: dict[str, Any]) -> str:
             else []
         ),
         f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
-        f"estimated: {took} beside the self-test",
+        f"estimated: {took} beside the self-test"
+        + (", at least: one candidate a cell" if plan["strategy"] == "adaptive" else ""),
     ]
+    if plan["cells_within_budget"] is not None:
+        lines.append(
+            f"adaptive: about {plan['cells_within_budget']} cells in {plan['budget_seconds']:.0f} s, "
+            "those that gain most for their time"
+        )
     for entry in plan["entries"]:
         dtypes = entry["dtypes"]
         lines.append(

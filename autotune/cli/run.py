@@ -249,9 +249,7 @@ def _lanes(
             # what is timed runs as it is served: on the library's own allocations
             timer = stack.enter_context(Worker(name, guard_allocations=False))
             crew = Crew([stack.enter_context(Worker(name)) for _ in range(count)], memory)
-            scout = stack.enter_context(
-                Worker(name, guard_allocations=False)
-            )  # its child is made if it looks
+            scout = stack.enter_context(Worker(name, guard_allocations=False))  # no child until it looks
             lanes.append(Lane(name, crew, timer, presence, scout))
         yield leading(lanes, target.device, warn) if devices else lanes
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from autotune.bench.record import Round
 from autotune.domain.verdict import Status
-from autotune.tuner.cost import predict, predict_look, predict_proof
+from autotune.tuner.cost import best_shares, predict, predict_look, predict_proof
 from autotune.tuner.forecast import Features, Ridge, expected_gain, normal_cdf
 from autotune.tuner.pace import KEPT, PROOF, SEARCH, TIMING, Pace
 from autotune.tuner.scout import ROUNDS, Look, look_settings
@@ -111,24 +111,6 @@ class _Times:
 
     by_route: Mapping[str, float]
     variance: float
-
-
-def best_shares(cells: Sequence[tuple[float, float]], shared_s: float) -> tuple[float, int]:
-    """Which of a column's cells are worth its proof together.
-
-    Args:
-        cells: (gain, seconds) each, most gain a second first.
-        shared_s: paid once, whichever are taken.
-
-    Returns:
-        The most gain a second that any first n of them reach, and n.
-    """
-    best, count, gained, spent = -1.0, 0, 0.0, shared_s
-    for number, (gain, seconds) in enumerate(cells, 1):
-        gained, spent = gained + gain, spent + seconds
-        if (rate := gained / max(spent, 1e-9)) > best:
-            best, count = rate, number
-    return best, count
 
 
 @dataclass

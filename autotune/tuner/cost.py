@@ -11,7 +11,7 @@ A prediction never decides anything but order: it is good to a factor of about t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -148,6 +148,57 @@ def predict_all(cells: Iterable[Cell], device: str, routes: int = 2) -> float:
     return sum(predict_proof(column, device, routes) for column in columns.values()) + sum(
         predict(cell, device, routes) for cell in cells
     )
+
+
+def best_shares(cells: Sequence[tuple[float, float]], shared_s: float) -> tuple[float, int]:
+    """Which of a column's cells are worth its proof together.
+
+    Args:
+        cells: (gain, seconds) each, most gain a second first.
+        shared_s: paid once, whichever are taken.
+
+    Returns:
+        The most gain a second that any first n of them reach, and n.
+    """
+    best, count, gained, spent = -1.0, 0, 0.0, shared_s
+    for number, (gain, seconds) in enumerate(cells, 1):
+        gained, spent = gained + gain, spent + seconds
+        if (rate := gained / max(spent, 1e-9)) > best:
+            best, count = rate, number
+    return best, count
+
+
+def within(
+    cells: Iterable[Cell], device: str, budget_s: float, weights: Mapping[str, float] | None = None
+) -> int:
+    """Cells that an adaptive run would settle in ``budget_s`` seconds, if each gained alike and its first
+    candidate won: a fallback and one candidate proven in a column, both timed. A first guess; what a run
+    learns changes its order.
+
+    Args:
+        weights: of cells by id; one that is not there has no traffic and is not counted. None: 1 each.
+    """
+    columns: dict[Column, list[tuple[float, float]]] = {}
+    for cell in cells:
+        weight = 1.0 if weights is None else weights.get(cell.id, 0.0)
+        if weight > 0:
+            columns.setdefault(cell.column, []).append((weight, predict(cell, device)))
+    parts: list[tuple[float, list[float]]] = []
+    for column, pairs in columns.items():
+        pairs.sort(key=lambda pair: -pair[0] / pair[1])
+        proof = predict_proof(column, device)
+        while pairs:
+            rate, count = best_shares(pairs, proof)
+            parts.append((rate, [proof + pairs[0][1], *(seconds for _, seconds in pairs[1:count])]))
+            pairs, proof = pairs[count:], 0.0
+    spent, settled = 0.0, 0
+    for _, seconds in sorted(parts, key=lambda part: -part[0]):
+        for each in seconds:
+            spent += each
+            if spent > budget_s:
+                return settled
+            settled += 1
+    return settled
 
 
 def call_seconds(cell: Cell, device: str) -> float:

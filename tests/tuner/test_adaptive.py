@@ -19,8 +19,8 @@ from autotune.domain.verdict import FailureKind, Status
 from autotune.space.engine import load_engine
 from autotune.space.grid import expand
 from autotune.space.space import load_file
-from autotune.tuner.adaptive import Adaptive, best_shares
-from autotune.tuner.cost import predict, predict_proof
+from autotune.tuner.adaptive import Adaptive
+from autotune.tuner.cost import best_shares, predict, predict_proof, within
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.forecast import expected_gain
@@ -187,6 +187,19 @@ def test_what_shares_a_proof() -> None:
     assert best_shares([(3.0, 1.0), (2.0, 1.0), (0.125, 1.0)], 2.0) == (1.25, 2)
     assert best_shares([(3.0, 1.0), (2.0, 1.0)], 0.0) == (3.0, 1)
     assert best_shares([(0.0, 1.0)], 1.0) == (0.0, 1)
+
+
+def test_how_far_a_budget_reaches() -> None:
+    cells = [item.cell for item in wide().grid.cells]
+    column = [cell for cell in cells if cell.column == cells[0].column]
+    proof, timing = predict_proof(cells[0].column, "cpu"), [predict(cell, "cpu") for cell in column]
+    assert within(column, "cpu", proof) == 0
+    assert within(column, "cpu", proof + min(timing)) == 1
+    assert within(column, "cpu", proof + sum(timing)) == 2
+    assert within(cells, "cpu", 1e9) == len(cells)
+    assert within(cells, "cpu", 1e9, {cells[0].id: 3.0}) == 1
+    counts = [within(cells, "cpu", seconds) for seconds in (0.0, 5.0, 10.0, 20.0)]
+    assert counts == sorted(counts) and counts[0] == 0
 
 
 def test_no_cell_is_settled_or_looked_at_twice(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_what_a_lane_gives_back_is_proven_again(tmp_path: Path) -> None:
         strategy.give_back(again, Decision(None, Reason.NOT_FASTER))
         rest = strategy.take()
         assert rest is not None
-        assert {item.cell for item in rest.prove} == {item.cell for item in run.cells[1:]}
+        assert {item.item.cell for item in rest.prove} == {item.cell for item in run.cells[1:]}
 
 
 def test_takers_share_what_is_left_to_prove(tmp_path: Path) -> None:
@@ -278,11 +278,11 @@ def test_takers_share_what_is_left_to_prove(tmp_path: Path) -> None:
         strategy.start(run.cells, frozenset(), None)
         first = strategy.take()
         assert first is not None
-        columns = {item.cell.column for item in first.prove}
+        columns = {item.item.cell.column for item in first.prove}
         assert len(columns) == 1
         second = strategy.take(lambda column: column not in columns)
         assert second is not None
-        assert {item.cell.column for item in second.prove}.isdisjoint(columns)
+        assert {item.item.cell.column for item in second.prove}.isdisjoint(columns)
         assert strategy.take(lambda column: False) is None
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.domain.traffic import bucket
 from autotune.engines.suspects import PREFIX, Captured, find_suspects, forget_suspects
-from autotune.engines.traffic import Traffic, bucket
+from autotune.engines.traffic import Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = """

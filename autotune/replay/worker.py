@@ -8,6 +8,8 @@ The rules:
   ends where the recording does. A round takes its recorded time; of a round with fewer routes than recorded,
   the share that these had in its groups of calls. The start of a job (sessions, rounds thrown away) takes
   what the first chunk took longer than its rounds, by the share of routes that are opened.
+- Search rounds (a strategy's look at a cell before anything is proven) are the first recorded ones; their
+  start takes as long as the recorded one did, which threw more rounds away.
 - What was not recorded accuses nobody, takes no time, and is counted.
 """
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
 
 NOT_RECORDED = "not recorded"
+# What seeds the rounds of a look.
+LOOK = "look"
 
 _Key = tuple[str, str, str, int]  # column id, route, check, seed
 
@@ -106,7 +110,9 @@ class RecordedWorker:
     def _time(self, job: TimeJob, on_event: Callable[[Any], Any]) -> Outcome:
         cell = Cell.from_dict(job.cell)
         timing = self._recording.timings.get(cell.id)
-        if job.seed != seed_of(self._seed, cell.id, TIMING) or timing is None:
+        # a job of another seed is another measurement, such as one in a second process
+        known = {seed_of(self._seed, cell.id, what) for what in (TIMING, LOOK)}
+        if timing is None or job.seed not in known:
             return self._ended(cell, job.first_round)
         live, at, reported = job.routes, job.first_round, 0
         rounds, pace, most = timing.rounds, _Pace(timing), RoundSettings(**job.settings).chunk
@@ -192,14 +198,15 @@ def _groups(each: Round, live: Sequence[str] | None = None) -> float:
 
 
 def _restricted(rounds: Sequence[Round], live: Sequence[str]) -> Iterator[Round]:
-    """The rounds less other routes than ``live``, up to the first without the first of them, the fallback.
+    """The rounds less other routes than ``live``, up to the first that has none of them.
 
-    A route that joined late is missing in the rounds before, here as in the recorded run.
+    A route that joined late is missing in the rounds before, here as in the recorded run; so may be one
+    engine's fallback where only another's had a question left.
     """
     for each in rounds:
-        if live[0] not in each.run_us:
-            return
         names = [name for name in each.order if name in live]
+        if not names:
+            return
         yield replace(
             each,
             order=tuple(names),

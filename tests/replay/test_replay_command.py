@@ -35,14 +35,22 @@ def run(out: Path, *arguments: object, file: Path = EVIDENCE, gpu: str = "h200")
     return cli("run", "--gpu", gpu, "--replay", file, "--out", out, *arguments)
 
 
-def test_stored_decisions_come_out_again(recording: Recording) -> None:
-    filters = Filters(models="qwen3.5-397b-a17b", attn_tp="4", q_len="8", batch="1,8")
+@pytest.mark.parametrize(
+    "filters",
+    [
+        # the decode kernel joined after 48 rounds
+        Filters(models="qwen3.5-397b-a17b", attn_tp="4", q_len="8", batch="1,8"),
+        # the fallback joined late: it was proven later than the two others
+        Filters(models="qwen3.5-397b-a17b", attn_tp="1", q_len="6", batch="1"),
+    ],
+)
+def test_stored_decisions_come_out_again(filters: Filters, recording: Recording) -> None:
     asked = ask("h200", "sglang,generic", None, filters)
     there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
     found = replay(recording, there, recorded_routes(recording, all_routes("cuda")))
     answers = {each.item.cell.id: each for each in found.answers["sglang"]}
     decided = {cell: decision for cell, decision in recording.decisions.items() if cell in answers}
-    assert len(decided) >= 10
+    assert len(decided) >= 5
     assert {cell: answers[cell].decision for cell in decided} == decided
     assert all(answers[cell].final for cell in decided)
     assert {cell for cell, each in answers.items() if not each.final} == found.unrecorded

@@ -8,6 +8,7 @@ recorded rounds; a share is of what settling every recorded cell gains. Time is 
 
 Orders:
 
+    adaptive    ``--strategy adaptive`` on the real tuner, weighed by the traffic, until everything is settled
     cheapest   what ``--strategy exhaustive`` does: cheapest column first by the cost model
     grid       as the space lists its cells
     random     mean over 20 shuffles (seeds 0 to 19) of whole cells
@@ -38,9 +39,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.cli.context import all_routes, ask, target
+from autotune.domain.traffic import ShapeCount
 from autotune.replay.read import read_recording
 from autotune.replay.replay import gain_of, replay
 from autotune.replay.routes import recorded_routes
+from autotune.space.traffic import weigh
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
@@ -175,12 +178,11 @@ def shapes(name: str, cells: Iterable[Cell]) -> list[dict[str, int]]:
     return found
 
 
-def weights(lines: Iterable[Mapping[str, int]], cells: Iterable[Cell]) -> dict[str, float]:
-    """Calls of each cell, as shares of all; a KV length belongs to the row that ends there."""
-    counts = {(line["batch"], line["q_len"], line["kv"]): line["count"] for line in lines}
-    found = {c.id: float(counts.get((c.column.batch_size, c.column.q_len, c.kv_high), 0)) for c in cells}
+def weights(lines: Iterable[Mapping[str, int]], cells: Sequence[Cell]) -> dict[str, float]:
+    """Calls of each cell as shares of all, as ``--traffic`` reads the lines."""
+    found = weigh((ShapeCount.parse(json.dumps(line)) for line in lines), cells).by_cell
     total = sum(found.values())
-    return {cell: count / total for cell, count in found.items()}
+    return {cell.id: found.get(cell.id, 0.0) / total for cell in cells}
 
 
 def main() -> int:
@@ -223,7 +225,17 @@ def main() -> int:
             order = list(listed)
             random.Random(seed).shuffle(order)
             shuffled.append(curve_of(order, gains, costs, lambda _: every))
+        found = replay(
+            recording,
+            there,
+            routes,
+            budget_s=2.0 * whole.seconds,
+            adaptive=True,
+            weights=weight,
+            recorded_only=True,
+        )
         curves[traffic] = {
+            "adaptive": [list(found.curve)],
             "oracle": [curve_of(oracle_order(queue, gains, costs, winner), gains, costs, winner)],
             "cheapest": [curve_of(queue, gains, costs, lambda _: every)],
             "grid": [curve_of(listed, gains, costs, lambda _: every)],
@@ -234,9 +246,9 @@ def main() -> int:
     print(
         f"{'traffic':12} {'order':10} {f's to {options.share:.0%}':>10} {'s to 90%':>10} {'mean share':>11}"
     )
-    for traffic, found in curves.items():
-        most = found["cheapest"][0][-1][1]
-        for name, each in found.items():
+    for traffic, orders in curves.items():
+        most = orders["cheapest"][0][-1][1]
+        for name, each in orders.items():
             ends = [
                 _mean([time_to(curve, share * most * (1 - 1e-12)) for curve in each])
                 for share in (options.share, 0.9)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from autotune.cli.exits import CliError, Exit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autotune.cli.context import Asked
-    from autotune.replay.replay import MakeStrategy, Replayed, Weight
+    from autotune.replay.replay import Replayed
     from autotune.replay.study_file import Choose
     from autotune.store.records import Study
 
@@ -27,8 +29,8 @@ def run_replay(
     trials: int | None = None,
     only: str | None = None,
     as_json: bool = False,
-    strategy: MakeStrategy | None = None,
-    weight: Weight | None = None,
+    adaptive: bool = False,
+    weights: Mapping[str, float] | None = None,
 ) -> int:
     """Replay ``file`` and write ``out/replay.json``; never a table.
 
@@ -49,7 +51,7 @@ def run_replay(
     writable(out)
     there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
     found = replay(
-        recording, there, routes, budget_s=budget_s, trials=trials, strategy=strategy, weight=weight
+        recording, there, routes, budget_s=budget_s, trials=trials, adaptive=adaptive, weights=weights
     )
     document = found.to_dict()
     path = out / FILE
@@ -116,7 +118,7 @@ def _summary(found: Replayed, path: Path) -> str:
         f"replayed study {recording.study.id}, {recording.study.fingerprint.facts.hardware.get('name')}: "
         f"{settled} of {len(first)} cells settled in {found.seconds:.1f} s of recorded time "
         f"(all that is recorded: {recording.seconds:.1f} s)",
-        f"gain: {found.gain:.3f} (sum of log(fallback's time / choice's time))",
+        f"gain: {found.gain:.3f} (sum of weight x log(fallback's time / choice's time))",
     ]
     for engine, answers in found.answers.items():
         routed = sum(each.decision.route is not None for each in answers)

@@ -131,8 +131,17 @@ def command(
                 "--replay runs no child and keeps no database: leave --provers, --devices and --db out",
                 Exit.USAGE,
             )
-        limit = None if budget is None else seconds(budget)
-        return run_replay(asked, replay, out, budget_s=limit, trials=trials, only=only, as_json=json)
+        return run_replay(
+            asked,
+            replay,
+            out,
+            budget_s=None if budget is None else seconds(budget),
+            trials=trials,
+            only=only,
+            as_json=json,
+            adaptive=strategy is SearchName.ADAPTIVE,
+            weights=None if traffic is None else weights(asked.grid, traffic).by_cell,
+        )
     if budget is None and asked.grid.space.device.kind == "cpu":
         budget = CPU_BUDGET
     deadline = Deadline(None if budget is None else seconds(budget))

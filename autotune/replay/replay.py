@@ -8,7 +8,7 @@ that ends with the replay. Equal arguments give an equal answer, to the last bit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any, cast
@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 from autotune.replay.clock import RecordedClock
 from autotune.replay.worker import RecordedWorker
 from autotune.store.database import open_database
+from autotune.tuner.adaptive import Adaptive
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.pace import Pace
 from autotune.tuner.run import open_run
 from autotune.tuner.tuner import Tuner
 
@@ -30,13 +32,8 @@ if TYPE_CHECKING:
     from autotune.store.records import StudyCell
     from autotune.tuner.judge import Judge
     from autotune.tuner.pilot import Pilot
-    from autotune.tuner.run import OpenedRun
-    from autotune.tuner.strategy import Strategy
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
-
-    MakeStrategy = Callable[[OpenedRun, Worker, Deadline], Strategy]
-    Weight = Callable[[Cell], float]
 
 SCHEMA = "autotune/replay/1"
 # Of seconds and gains in the document: the recording has no more of them.
@@ -150,8 +147,8 @@ def replay(
     *,
     budget_s: float | None = None,
     trials: int | None = None,
-    strategy: MakeStrategy | None = None,
-    weight: Weight | None = None,
+    adaptive: bool = False,
+    weights: Mapping[str, float] | None = None,
     recorded_only: bool = False,
 ) -> Replayed:
     """Run the study of ``target`` from ``recording``.
@@ -161,26 +158,28 @@ def replay(
         routes: see :func:`autotune.replay.routes.recorded_routes`.
         budget_s: recorded seconds after which the call ends; None: no limit.
         trials: settle at most so many cells.
-        strategy: makes the order of work; None: exhaustive.
-        weight: of a cell's gain; None: 1 each.
+        adaptive: search as ``--strategy adaptive`` does; else settle all cells, cheapest first.
+        weights: of cells by id, others 0; None: 1 each.
         recorded_only: leave out cells without a recorded round.
     """
     clock = RecordedClock()
     recorder = RecordedWorker(recording, routes, clock)
     worker = cast("Worker", recorder)
     deadline = Deadline(budget_s, clock)
-    watch = _Watch(clock, weight)
+    watch = _Watch(clock, weights)
     with (
         open_database("sqlite://") as database,
         open_run(database, target, routes, tuning=True, like=recording.study) as run,
     ):
         if recorded_only:
             run.cells = tuple(item for item in run.cells if item.cell.id in recording.timings)
-        order = None if strategy is None else strategy(run, worker, deadline)
         # one worker: what comes after what must not depend on threads
-        progress = Tuner(run, Crew([worker]), worker, watch, deadline, trials, order).sweep()
+        pace = Pace()
+        search = Adaptive(run, deadline, pace, 1, weights) if adaptive else None
+        tuner = Tuner(run, Crew([worker]), worker, watch, deadline, trials, search, scout=worker, pace=pace)
+        progress = tuner.sweep()
         answers = {
-            judge.target.engine.name: tuple(_settled(judge, item) for item in run.cells)
+            judge.target.engine.name: tuple(_settled(judge, item, search) for item in run.cells)
             for judge in run.judges
         }
     settled = next(iter(answers.values()))
@@ -204,20 +203,26 @@ def replay(
     )
 
 
-def _settled(judge: Judge, item: StudyCell) -> Settled:
+def _settled(judge: Judge, item: StudyCell, search: Adaptive | None) -> Settled:
     evidence = judge.evidence(item.cell)
-    return Settled(item, judge.outcome(item.cell, evidence).decision, judge.settled(item.cell, evidence))
+    # an adaptive search leaves a candidate unproven where another one has won
+    final = judge.settled(item.cell, evidence) if search is None else search.settled(item.cell)
+    return Settled(item, judge.outcome(item.cell, evidence).decision, final)
 
 
 class _Watch:
     """Notes what was gained when, and how long each cell took."""
 
-    def __init__(self, clock: RecordedClock, weight: Weight | None) -> None:
-        self.weigh: Weight = weight or (lambda cell: 1.0)
+    def __init__(self, clock: RecordedClock, weights: Mapping[str, float] | None) -> None:
+        self._weights = weights
         self.curve: list[tuple[float, float]] = []
         self.costs: dict[str, float] = {}
         self._clock = clock
         self._at: tuple[str, float] | None = None
+
+    def weigh(self, cell: Cell) -> float:
+        """Of the cell's gain."""
+        return 1.0 if self._weights is None else self._weights.get(cell.id, 0.0)
 
     def cell_started(self, cell: Cell) -> None:
         self._close()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
 
 NOT_RECORDED = "not recorded"
-# What seeds the rounds of a look.
+# What seeds the rounds of a look (tuner/scout.py).
 LOOK = "look"
 
 _Key = tuple[str, str, str, int]  # column id, route, check, seed

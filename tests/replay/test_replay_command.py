@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 import re
 import sqlite3
 from collections.abc import Callable
@@ -174,3 +175,24 @@ def test_a_route_that_was_not_recorded_is_told(tmp_path: Path) -> None:
     result = run(tmp_path / "out", *PART, "--routes", "fa2,fa3")
     assert result.code == 1
     assert "route fa3 was not recorded; there are fa2, fmha-v2, xqa-decode" in result.line
+
+
+def test_an_adaptive_search_replays_to_the_same_bytes(tmp_path: Path) -> None:
+    traffic = tmp_path / "shapes.jsonl"
+    traffic.write_text('{"batch": 1, "q_len": 4, "kv": 65536, "count": 9}\n')
+    part = ("--models", "llama-3.1-70b", "--dtype", "bf16", "--q-len", "4", "--batch", "1")
+    flags = (*part, "--engine", "sglang", "--strategy", "adaptive", "--traffic", traffic, "--budget", "60s")
+    written = []
+    for folder in ("one", "two"):
+        assert run(tmp_path / folder, *flags).code == 0
+        written.append((tmp_path / folder / "replay.json").read_bytes())
+    assert written[0] == written[1]
+    document = json.loads(written[0])
+    assert document["settled"] > 0
+    # one cell has all the traffic: what it gains is there before anything else is settled
+    decided = [
+        each for each in document["engines"]["sglang"]["decisions"] if each["what"].endswith("..65536")
+    ]
+    assert [each["route"] for each in decided] == ["xqa-decode"]
+    assert len(document["gain"]["over_seconds"]) == 1
+    assert document["gain"]["total"] == pytest.approx(9 * math.log(decided[0]["speedup"]), abs=1e-3)

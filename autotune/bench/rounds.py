@@ -52,7 +52,14 @@ GoOn = Callable[[list[Round]], "bool | Collection[str]"]
 Phase = Callable[[str], None]
 
 
+# Given each round of the start-up, which no one else gets to see.
+Discarded = Callable[[Round], None]
+
+
 def _nothing(text: str) -> None: ...
+
+
+def _thrown_away(round_: Round) -> None: ...
 
 
 def time_cell(
@@ -68,6 +75,7 @@ def time_cell(
     go_on: GoOn,
     launching: Launching = _nothing,
     phase: Phase = _nothing,
+    discarded: Discarded = _thrown_away,
 ) -> None:
     """Time ``routes`` against each other in ``cell`` until ``go_on`` or ``settings.max_rounds`` says stop.
 
@@ -104,7 +112,19 @@ def time_cell(
     outputs = Outputs(cell, facts, routes, device)
     with _quiet(device), clock_for(device) as clock, make_arena(Placement.TAIL) as arena:
         _time(
-            routes, cell, seed, device, clock, arena, outputs, settings, first_round, go_on, launching, phase
+            routes,
+            cell,
+            seed,
+            device,
+            clock,
+            arena,
+            outputs,
+            settings,
+            first_round,
+            go_on,
+            launching,
+            phase,
+            discarded,
         )
 
 
@@ -121,6 +141,7 @@ def _time(
     go_on: GoOn,
     launching: Launching,
     phase: Phase,
+    discarded: Discarded,
 ) -> None:
     """:func:`time_cell` in its arena."""
     live = [route.name for route in routes]
@@ -146,7 +167,7 @@ def _time(
                 )
         launching("")
         phase("start-up")
-        calls = _start_up(stands, pools, seed, device, settings, launching, warm)
+        calls = _start_up(stands, pools, seed, device, settings, launching, warm, discarded)
         chunk: list[Round] = []
         phase("rounds")
         before = clock.monitor.read()
@@ -239,6 +260,7 @@ def _start_up(
     settings: RoundSettings,
     launching: Launching,
     warm: bool,
+    discarded: Discarded,
 ) -> dict[str, int]:
     """Run the rounds that are thrown away; return the calls per group of each route.
 
@@ -260,6 +282,7 @@ def _start_up(
             break
         rng = Random(f"{seed}:start-up:{count}")
         round_ = _one_round(-1 - count, names, stands, calls, pools, rng, device, launching)
+        discarded(round_)
         count, passed_ms = count + 1, (time.perf_counter() - start) * 1e3
         for name in names:
             quickest[name] = min(quickest[name], max(round_.run_us[name], 1e-3))

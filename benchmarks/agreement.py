@@ -47,7 +47,7 @@ class Agreement:
     """Two studies side by side.
 
     Attributes:
-        common: cells that were timed in both.
+        common: cells of which both have proofs or rounds.
         decided: those of them that are decided in both.
         equal: decided ones with the same choice.
         clear, clear_equal: the same, over cells that are not near.
@@ -165,7 +165,7 @@ def report(found: Agreement, within: float) -> str:
         return f"{part} of {whole} ({part / whole:.1%})" if whole else "none"
 
     rows: list[list[object]] = [
-        ["cells timed in both", found.common],
+        ["cells in both", found.common],
         ["decided in both", found.decided],
         ["raw agreement: same letter", share(found.equal, found.decided)],
         [f"same letter, no estimate within {within:.0%}", share(found.clear_equal, found.clear)],
@@ -204,7 +204,7 @@ def main(arguments: list[str]) -> int:
             b = judged(second, two, options.engine, space=options.space)
             found = compare(a, b, options.near)
             if not found.common:
-                raise RecordedError(f"{one}: shares no timed cell with {two}")
+                raise RecordedError(f"{one}: shares no cell with {two}")
             hardware = {each.study.fingerprint.hardware_id for each in (a, b)}
             software = {each.study.fingerprint.software_id for each in (a, b)}
             if len(hardware) > 1 or len(software) > 1:

@@ -1,7 +1,8 @@
 """Recorded rounds, wherever they lie: a study's database, its packed evidence, a recorder's JSON lines.
 
 A source is a path (``.db``, ``.db.xz``, ``.jsonl``, ``.jsonl.xz``) or a database URL. Files are read through
-a copy, so that opening an older database migrates the copy and leaves the file as it is.
+a copy, so that opening an older database migrates the copy and leaves the file as it is. Of a database with
+several studies ``SOURCE#ID`` names one, by the first digits of its id.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def opened(source: str) -> Iterator[Database]:
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = source.removeprefix("sqlite:///")
+            path = source.partition("#")[0].removeprefix("sqlite:///")
             copy = Path(folder) / "copy.db"
             url = path if "://" in path else f"sqlite:///{_copied(Path(path), copy)}"
             with open_database(url) as database:
@@ -193,10 +194,16 @@ def _copied(path: Path, copy: Path) -> Path:
         copy.write_bytes(lzma.decompress(path.read_bytes()))
         return copy
     # the copy of a file alone would lack what is still in its write-ahead log
-    source = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-    target = sqlite3.connect(copy)
-    with contextlib.closing(source), contextlib.closing(target):
-        source.backup(target)
+    for mode in ("mode=ro", "immutable=1"):  # the second where the folder cannot be written either
+        source = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+        target = sqlite3.connect(copy)
+        with contextlib.closing(source), contextlib.closing(target):
+            try:
+                source.backup(target)
+                break
+            except sqlite3.OperationalError:
+                if mode == "immutable=1":
+                    raise
     return copy
 
 
@@ -274,23 +281,24 @@ def _from_lines(source: str) -> Recordings:
     return Recordings(source, device, tuple(item for item in items if item.rounds), seed, tuple(notes))
 
 
-def study_of(database: Database, where: str, study: str | None = None) -> Study:
-    """The database's study; the one that is named where there are several.
+def study_of(database: Database, source: str) -> Study:
+    """The database's study; the one that the source names where there are several.
 
     Raises:
         RecordedError: there is none, or several and none is named.
     """
+    path, _, start = source.partition("#")
     studies = Repository(database).studies()
-    found = [each for each in studies if study is None or each.id.startswith(study)]
+    found = [each for each in studies if each.id.startswith(start)]
     if len(found) != 1:
         ids = ", ".join(each.id for each in studies) or "none"
-        raise RecordedError(f"{where}: needs one study, has {ids}; name one with --study")
+        raise RecordedError(f"{source}: one study is wanted, there are {ids}; {path}#ID names one")
     return found[0]
 
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A timed cell, and what the decision rule makes of its stored rows."""
+    """A cell with stored rows, and what the decision rule makes of them."""
 
     cell: Cell
     models: tuple[str, ...]
@@ -320,10 +328,9 @@ def judged(
     engine: str,
     *,
     space: Path | None = None,
-    study: str | None = None,
     objective: str | None = None,
 ) -> JudgedStudy:
-    """Decide every timed cell of a study again, for one engine; runs nothing, writes nothing.
+    """Decide every cell of a study that has proofs or rounds, for one engine; runs nothing, writes nothing.
 
     Args:
         space: the study's search space, if it is not the shipped one.
@@ -340,7 +347,7 @@ def judged(
     from autotune.tuner.judge import Judge
     from autotune.tuner.run import ALPHA
 
-    chosen = study_of(database, where, study)
+    chosen = study_of(database, where)
     if objective is not None and objective not in chosen.objectives:
         raise RecordedError(f"--objective {objective}: the study resolved {', '.join(chosen.objectives)}")
     facts = chosen.fingerprint.facts
@@ -357,17 +364,20 @@ def judged(
             )
         )
     repository = Repository(database)
+    routes = {name: route for name, route in routes.items() if name in proven}
+    book = ProofBook(repository, chosen.fingerprint)
     judge = Judge(
         target(asked, facts),
-        {name: route for name, route in routes.items() if name in proven},
+        routes,
         repository,
         chosen,
-        ProofBook(repository, chosen.fingerprint),
+        book,
         SignTest(chosen.margin, chosen.multiplicity, ALPHA, unit=Unit(chosen.unit)),
     )
     cells = []
     for item in repository.cells(chosen):
-        if item.cell.id not in timed:
+        known = any(book.knows(route, item.cell.column) for route in routes.values())
+        if not known and item.cell.id not in timed:
             continue
         try:
             judge.objectives.of(item.cell.column)

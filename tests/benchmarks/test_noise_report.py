@@ -37,8 +37,8 @@ def recording(
 ) -> Recording:
     """Two routes of equal time with 1 % noise each.
 
-    ``first``: what the place at the front costs. ``shift``: of a's log time. ``carried``: lag-1 autocorrelation.
-    ``warm``: what the first of 16 start-up rounds costs b, halved from each to the next.
+    ``first``: what the place at the front costs. ``shift``: of a's log time. ``carried``: lag-1
+    autocorrelation. ``warm``: what the first of 16 start-up rounds costs b, halved from each to the next.
     """
 
     def one(index: int, offset: float) -> Round:

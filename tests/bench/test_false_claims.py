@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 
 from autotune.bench.eprocess import SignTest, State
+from benchmarks import false_claims as simulation
 
-SOURCE = Path(__file__).parents[2] / "benchmarks" / "false_claims.py"
 CELLS = 3_000
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("false_claims", SOURCE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-simulation = load()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """How fast a study went, by its database: cells, checks and launches, and how busy its kernels kept the GPU.
 
-    python benchmarks/throughput.py --db sqlite:///h200.db [--gap 60]
+    python benchmarks/throughput.py --db SOURCE [--gap 60]
     python benchmarks/throughput.py --measure [--cells 16]
 
 Rows carry the time at which they were stored. Times between two of them longer than ``--gap`` seconds are not
@@ -36,6 +36,7 @@ from sqlalchemy import select
 from autotune.store.database import open_database
 from autotune.store.errors import StoreError
 from autotune.store.models import DecisionRow, ProofRow, RoundChunkRow, TrialRow
+from benchmarks.recorded import RecordedError, opened
 
 
 def stretches(times: Iterable[datetime], gap_s: float) -> list[tuple[datetime, datetime]]:
@@ -174,7 +175,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--db", help="as for autotune run")
+    parser.add_argument("--db", metavar="SOURCE", help="a database: .db, .db.xz, a URL")
     parser.add_argument("--gap", type=float, default=60.0, help="seconds without a row that end a stretch")
     parser.add_argument("--measure", action="store_true", help="run a small CPU study and time its parts")
     parser.add_argument("--cells", type=int, default=16, help="of --measure")
@@ -192,14 +193,14 @@ def main() -> int:
             return 1
         return 0
     try:
-        with open_database(options.db) as database, database.engine.connect() as connection:
+        with opened(options.db) as database, database.engine.connect() as connection:
             proofs = connection.execute(select(ProofRow.created_at, ProofRow.launches)).all()
             chunks = connection.execute(select(RoundChunkRow.created_at, RoundChunkRow.rounds)).all()
             trials = connection.execute(
                 select(TrialRow.finished_at).where(TrialRow.state == "complete")
             ).all()
             decided = len(connection.execute(select(DecisionRow.cell_id)).all())
-    except StoreError as error:
+    except RecordedError as error:
         print(f"throughput: {error}", file=sys.stderr)
         return 1
     if not proofs and not chunks:

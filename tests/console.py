@@ -27,6 +27,7 @@ from autotune.tuner.code_version import code_version
 SCRIPT = Path(sys.executable).with_name("autotune")
 SPACES = Path(__file__).parent / "data" / "spaces"
 TINY = SPACES / "tiny.yaml"
+SIX = SPACES / "six.yaml"
 SINGLE = SPACES / "single.yaml"
 MARK = "AUTOTUNE_TEST_MARK"
 

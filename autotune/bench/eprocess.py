@@ -25,6 +25,15 @@ E+ starts at 1 (n = 0). By Ville's inequality P(E+ ever reaches x) <= 1/x under 
 stopping rule: looks after every round, resumes and extensions included. E- is the same with the rounds
 below t, for the opposite null hypothesis.
 
+**A margin that moves afterwards.** Let t* bound the conditional medians of all rounds from above. H0(t*) is
+true, so by Ville's inequality E+ at threshold t* ever reaches N / alpha with probability alpha / N at most. A
+claim at a threshold t >= t* would be false; fewer ratios lie above t than above t*, and E+ rises in their
+number, so at that very n the E+ at t* has reached N / alpha too. Outside that one event, then, every claim is
+true, whatever its margin and however that was chosen: before, after, from these rounds or from other ones.
+This is all that is used when tau (:mod:`autotune.bench.shift`) moves the margin: the stored rounds are read
+again from the first with the margin as it is now, and a claim that it does not bear out is open again or
+dropped.
+
 **Sources.** Ville 1939 (the inequality); Robbins 1970 and Robbins and Siegmund 1974 (mixtures and one-sided
 power-one tests); Shafer 2021 and Ramdas, Grünwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe
 anytime-valid inference" (test martingales as betting, e-processes); Howard and Ramdas 2022 (confidence
@@ -185,6 +194,17 @@ class SignTest:
         if e_value(n, below) >= self.drop_at:
             return State.DROP
         return State.CONTINUE if n < self.cap else State.EXHAUSTED
+
+    def hopeless(self, progress: Progress, left: int) -> bool:
+        """Whether an open test can claim no more, though all of ``left`` further values were above.
+
+        E+ does not sink at an "above" (the mean of its two next values is its value now, and the one after an
+        "above" is the larger), so it is highest when all of them have come. Stopping here is a stop like any
+        other: it can only leave a claim unmade.
+        """
+        n = progress.n + left
+        needed = least_successes(n, self.claim_at)
+        return not progress.state.final and (needed is None or progress.above + left < needed)
 
     def follow(self, ratios: Iterable[float]) -> Progress:
         """Read the values in order and stop at the first final state, as Ville's inequality allows.

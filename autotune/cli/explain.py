@@ -132,7 +132,7 @@ def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str
         f"  decided by {objective_text(loaded.policy)}",
     ]
     if found.speedup_low is not None:
-        lines.append(f"  at least {found.speedup_low:.3f} x as fast as the fallback")
+        lines.append(f"  at least {found.speedup_low:.3f} x as fast as the fallback; {_between(loaded)}")
     if found.vs_stock is not None:
         lines.append(f"  {found.vs_stock:.3f} x as fast as what the engine calls by itself (median)")
     if (proof := found.proof) is not None:
@@ -147,6 +147,14 @@ def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str
         for row in loaded.unsafe
     ]
     return lines
+
+
+def _between(loaded: RoutingTable) -> str:
+    """What is known of the ratio in another process."""
+    policy = loaded.policy
+    if policy.shift is None:
+        return "its shift between processes was not measured"
+    return f"in another process that shifts by some {policy.shift:.2%} (tau; margin {policy.margin:g})"
 
 
 def _facts(word: str, loaded: RoutingTable) -> Facts | Path:

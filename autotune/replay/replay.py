@@ -173,10 +173,22 @@ def replay(
     ):
         if recorded_only:
             run.cells = tuple(item for item in run.cells if item.cell.id in recording.timings)
-        # one worker: what comes after what must not depend on threads
+        # one worker: what comes after what must not depend on threads. No second processes: they would be
+        # given the rounds of the first, and differ from them by nothing.
         pace = Pace()
         search = Adaptive(run, deadline, pace, 1, weights) if adaptive else None
-        tuner = Tuner(run, Crew([worker]), worker, watch, deadline, trials, search, scout=worker, pace=pace)
+        tuner = Tuner(
+            run,
+            Crew([worker]),
+            worker,
+            watch,
+            deadline,
+            trials,
+            search,
+            scout=worker,
+            pace=pace,
+            again=False,
+        )
         progress = tuner.sweep()
         answers = {
             judge.target.engine.name: tuple(_settled(judge, item, search) for item in run.cells)
@@ -238,6 +250,8 @@ class _Watch:
         self._close()
 
     def warned(self, line: str) -> None: ...
+
+    def rechecking(self, cells: int, why: str) -> None: ...
 
     def _close(self) -> None:
         if self._at is not None:

@@ -47,12 +47,13 @@ def table_text(table: RoutingTable) -> RenderableType:
     hardware = ", ".join(f"{key} {value}" for key, value in table.facts.hardware.items())
     software = ", ".join(f"{key} {value}" for key, value in table.facts.software.items())
     policy = table.policy
+    tau = "not measured" if policy.shift is None else f"{policy.shift:g}"
     parts: list[RenderableType] = [
         Text(f"{hardware}"),
         Text(f"{software}", style="dim"),
         Text(
             f"engine {policy.engine}, stock {policy.stock}, objective {objective_text(policy)}, "
-            f"margin {policy.margin:g}, pad {policy.pad_value}, any false claim <= "
+            f"margin {policy.margin:g}, tau {tau}, pad {policy.pad_value}, any false claim <= "
             f"{policy.any_false_claim:g}; {table.generated.by}, {table.generated.at}",
             style="dim",
         ),

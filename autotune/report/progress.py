@@ -153,6 +153,10 @@ class ProgressView:
         """See :class:`autotune.tuner.listener.Listener`."""
         self._say(f"autotune: {line}")
 
+    def rechecking(self, cells: int, why: str) -> None:
+        """See :class:`autotune.tuner.listener.Listener`."""
+        self._say(f"timing {cells} {'cell' if cells == 1 else 'cells'} again, {why}")
+
     def finished(self) -> None:
         """See :class:`autotune.tuner.listener.Listener`."""
         if self._live.is_started:

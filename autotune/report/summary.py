@@ -77,7 +77,8 @@ def summary_json(
         "hidden_prepare": published.table.policy.hidden_prepare,
         "undecided": None if left is None else {"stopped": left.stopped, "exhausted": left.exhausted},
         "unit": run.study.unit,
-        "margin": run.study.margin,
+        "margin": published.table.policy.margin,
+        "tau": published.table.policy.tau,
         "multiplicity": run.study.multiplicity,
         "unsafe": [
             {
@@ -118,6 +119,14 @@ def summary_text(
             f"where routed: {data['geomean_speedup_where_routed']:.2f} x the fallback's speed "
             f"(geometric mean; margin {data['margin']:g}, {data['multiplicity']} possible claims)"
         )
+    lines.append(
+        "shift between processes (tau): "
+        + (
+            "not measured yet"
+            if data["tau"] is None
+            else f"{data['tau']:.2%}, the margin is at least 3 of it"
+        )
+    )
     if without := no_safe_route(published):
         detail = next(
             cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.NO_SAFE_ROUTE

@@ -216,6 +216,26 @@ class RoundChunkRow(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
+class RecheckRow(Base):
+    """Raw rounds of a cell that was timed again in another fresh child; append only.
+
+    ``process`` numbers the children that timed the cell again, from 1; ``first_round`` counts from 0 in each.
+    ``sampled``: the child was begun since a seeded rule drew the cell, not since its claim was a near one.
+    """
+
+    __tablename__ = "recheck"
+    __table_args__ = (_cell_key(),)
+
+    study_id: Mapped[str] = mapped_column(primary_key=True)
+    cell_id: Mapped[str] = mapped_column(primary_key=True)
+    process: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first_round: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    size: Mapped[int]
+    sampled: Mapped[bool]
+    rounds: Mapped[list[Any]]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+
+
 class TimingRow(Base):
     """What the rounds of a cell say about one route; derived, so written anew when rounds are added."""
 

@@ -89,6 +89,21 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class Recheck:
+    """A cell's rounds in one later process.
+
+    Attributes:
+        process: its number among those that timed the cell again, from 1.
+        sampled: it was begun for the cell's place in the sample, not for a near claim.
+        rounds: as they were stored, in order, numbered from 0.
+    """
+
+    process: int
+    sampled: bool
+    rounds: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
 class Timing:
     """What a cell's rounds say about one route.
 

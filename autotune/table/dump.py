@@ -86,7 +86,7 @@ def dump_table(table: RoutingTable) -> bytes:
                 stock=table.policy.stock,
                 objective=table.policy.objective,
                 margin=float(table.policy.margin),
-                tau=float(table.policy.tau),
+                tau=None if table.policy.tau is None else float(table.policy.tau),
                 any_false_claim=float(table.policy.any_false_claim),
                 pad_value=table.policy.pad_value,
                 **_chosen(table.policy),

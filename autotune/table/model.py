@@ -36,22 +36,29 @@ class Generated(NamedTuple):
 class Policy(NamedTuple):
     """How decisions were made. ``stock`` is what the engine calls by itself, None if nothing.
 
-    ``margin`` and ``tau`` are relative (0.02 is 2 %); ``any_false_claim`` is the chance that any
-    "faster" in the table is false. ``pad_value`` is the KV length of the engine's padded rows, with which
-    every proof of the table was made. ``layers`` and ``hidden_prepare`` say what ``step`` counted where that
-    was chosen at the export: layers that share a preparation (None: the models' own), and the share of the
-    preparation that the engine hides (None: nothing).
+    ``margin`` and ``tau`` are relative (0.02 is 2 %). ``margin`` is the one that was applied: the study's
+    floor, or 3 tau if that is more. ``tau`` is the shift of a ratio between processes, None where it was not
+    measured; older tables have 0.0 for that. ``any_false_claim`` is the chance that any "faster" in the table
+    is false. ``pad_value`` is the KV length of the engine's padded rows, with which every proof of the table
+    was made. ``layers`` and ``hidden_prepare`` say what ``step`` counted where that was chosen at the export:
+    layers that share a preparation (None: the models' own), and the share of the preparation that the engine
+    hides (None: nothing).
     """
 
     engine: str
     stock: str | None
     objective: str
     margin: float
-    tau: float
+    tau: Ratio
     any_false_claim: float
     pad_value: int = 1
     layers: int | None = None
     hidden_prepare: float | None = None
+
+    @property
+    def shift(self) -> Ratio:
+        """Tau, or None where it was not measured, in older tables too."""
+        return self.tau or None
 
 
 class Row(NamedTuple):

@@ -122,7 +122,7 @@ def _policy(raw: object) -> Policy:
         stock=None if data["stock"] is None else _text(data["stock"], "policy.stock"),
         objective=_text(data["objective"], "policy.objective"),
         margin=_number(data["margin"], "policy.margin"),
-        tau=_number(data["tau"], "policy.tau"),
+        tau=_maybe(data["tau"], "policy.tau", _number),
         any_false_claim=_number(data["any_false_claim"], "policy.any_false_claim"),
         pad_value=_integer(data["pad_value"], "policy.pad_value"),
         layers=_integer(data["layers"], "policy.layers") if "layers" in data else None,

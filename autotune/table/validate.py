@@ -97,9 +97,9 @@ def _policy(table: RoutingTable) -> None:
             raise TableError(f"policy.{name}", "must not be empty")
     if policy.stock is not None and not is_route_name(policy.stock):
         raise TableError("policy.stock", f"{show(policy.stock)} is not a route's name")
-    for name in ("margin", "tau"):
-        if not 0.0 <= getattr(policy, name) < 1.0:
-            raise TableError(f"policy.{name}", f"must be in [0, 1), not {getattr(policy, name)}")
+    for name, value in (("margin", policy.margin), ("tau", policy.tau)):
+        if value is not None and not 0.0 <= value < 1.0:
+            raise TableError(f"policy.{name}", f"must be in [0, 1), not {value}")
     if not 0.0 < policy.any_false_claim < 1.0:
         raise TableError("policy.any_false_claim", f"must be in (0, 1), not {policy.any_false_claim}")
     if type(policy.pad_value) is not int or not 0 <= policy.pad_value <= _LARGEST:

@@ -1,20 +1,28 @@
-"""The rule from stored proofs and rounds to one cell's answer. Pure: no clock, no database, no device."""
+"""The rule from stored proofs and rounds to one cell's answer. Pure: no clock, no database, no device.
+
+Once tau is known, the shift between processes, a claim must pass ``max(margin, 3 tau)``, and one that passes
+it by less than 3 tau more needs a second process to agree: its own rounds, its own sign test against the same
+margin, at 1:20. It needs no correction for the number of cells, since it only takes claims away.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from autotune.bench.eprocess import Progress, SignTest, State
 from autotune.bench.objective import Objective, graph, paired_ratios
 from autotune.bench.record import Round
+from autotune.bench.shift import margin_of, near_until
 from autotune.domain.decision import Decision, Reason
 from autotune.domain.verdict import Status, Verdict
 
 # Two proven routes are set against each other at a plain 1:20: whichever wins, the table's claim is the one
 # against the fallback, so nothing here needs a correction for the number of cells.
 CONTEST_ALPHA = 0.05
+# Rounds of second processes in all: at a median 3 % past the margin and 3 % noise, half of them are enough.
+AGREE_ROUNDS = 64
 # More rounds than this lost to a slowed-down device, and what is left says nothing about the device as it is.
 MOST_DROPPED = 0.2
 
@@ -39,6 +47,8 @@ class Evidence:
         fallback, fallback_verdict: the context route that answers for everything unproven.
         candidates: the other routes, the fallback not among them, names unique.
         rounds: every stored round of the cell.
+        again: its rounds in later processes, numbered on from process to process: a test of them all is a
+            test, a test of the last one that came out well is not.
         stock: what the engine calls without us; may be the fallback or a candidate. None: unknown.
         too_large: why the cell cannot run on this device at all; empty if it can.
         trouble: why timing last ended before its time, through no route's fault; empty if it did not.
@@ -51,6 +61,7 @@ class Evidence:
     stock: str | None = None
     too_large: str = ""
     trouble: str = ""
+    again: Sequence[Round] = ()
 
     def __post_init__(self) -> None:
         names = [self.fallback, *(candidate.name for candidate in self.candidates)]
@@ -64,6 +75,8 @@ class Standing:
 
     ``progress`` is None where the candidate is not proven safe: its times mean nothing. ``speedup`` is the
     median ratio of all its rounds, ``speedup_low`` the proven lower bound, ``prepare_us`` the median.
+    ``near`` is whether it claims by so little that a second process must agree, ``second`` how far that one's
+    test is.
     """
 
     candidate: Candidate
@@ -71,6 +84,8 @@ class Standing:
     speedup: float | None = None
     speedup_low: float | None = None
     prepare_us: float | None = None
+    near: bool = False
+    second: Progress | None = None
 
     @property
     def name(self) -> str:
@@ -83,9 +98,19 @@ class Standing:
         return self.progress.state if self.progress else None
 
     @property
+    def pending(self) -> bool:
+        """It claims, and the second process that must agree has not answered yet."""
+        return self.near and (self.second is None or not self.second.state.final)
+
+    @property
+    def refused(self) -> bool:
+        """It claims, and the second process that must agree did not."""
+        return self.near and not self.pending and self.second is not None and not _claims(self.second)
+
+    @property
     def wins(self) -> bool:
-        """Proven safe, proven faster than the fallback, and deployable."""
-        return self.candidate.deployable and self.state is State.CLAIM
+        """Proven safe, deployable, and faster than the fallback as far as has been measured."""
+        return self.candidate.deployable and self.state is State.CLAIM and not self.refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +121,51 @@ class Outcome:
     standings: tuple[Standing, ...]
 
 
-def decide(evidence: Evidence, test: SignTest, *, objective: Objective = graph) -> Outcome:
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a cell is asked: by which objective, at which tau; None: not measured."""
+
+    objective: Objective = graph
+    tau: float | None = None
+
+
+_GRAPH = Question()
+
+
+def decide(
+    evidence: Evidence, test: SignTest, *, objective: Objective = graph, tau: float | None = None
+) -> Outcome:
     """Answer one cell.
 
     The answer is a route other than the fallback only where the fallback and the route are proven safe, the
-    route's test claims, and the engine can deploy it. Of several such routes the one that beats the others
-    wins; among those that no other beats: fewer ``requires``, then less ``prepare``, then the name.
+    route's test claims, a second process agrees if it must, and the engine can deploy it. Of several such
+    routes the one that beats the others wins; among those that no other beats: fewer ``requires``, then less
+    ``prepare``, then the name. Where that one still waits for its second process the cell is unproven.
+
+    Args:
+        test: the study's; its margin is the floor.
+        tau: the shift between processes under ``objective``; None while it is not measured.
     """
     if blocked := _blocked(evidence):
         return Outcome(blocked, tuple(Standing(candidate, None) for candidate in evidence.candidates))
-    standings = _standings(evidence, test, objective)
-    winners = [standing for standing in standings if standing.wins]
-    if not winners:
+    question = Question(objective, tau)
+    standings = _standings(evidence, test, question)
+    best = _best(standings, evidence.rounds, test, objective)
+    if best is None:
         return Outcome(_no_winner(evidence, standings, objective), standings)
-    best = min(
-        _unbeaten(winners, evidence.rounds, test, objective),
-        key=lambda s: (len(s.candidate.verdict.requires), s.prepare_us or 0.0, s.name),
-    )
+    if best.pending:
+        waiting = Decision(
+            None, Reason.UNPROVEN, _waiting(best, test, tau), vs_stock=_vs_fallback(evidence, objective)
+        )
+        return Outcome(waiting, standings)
     assert best.progress is not None
+    detail = f"claimed after {best.progress.n} {test.unit.value}s, {best.progress.above} above the margin"
+    if best.near and best.second is not None:
+        detail += f"; a second process agreed after {best.second.n}, {best.second.above} above"
     decision = Decision(
         best.name,
         Reason.PROVEN_FASTER,
-        f"claimed after {best.progress.n} {test.unit.value}s, {best.progress.above} above the margin",
+        detail,
         speedup_low=best.speedup_low,
         speedup=best.speedup,
         vs_stock=_vs_stock(evidence, best.name, objective),
@@ -126,33 +174,81 @@ def decide(evidence: Evidence, test: SignTest, *, objective: Objective = graph) 
 
 
 def plan_next(
-    evidence: Evidence, test: SignTest, *, objectives: Iterable[Objective] = (graph,)
+    evidence: Evidence, test: SignTest, *, questions: Iterable[Question] = (_GRAPH,)
 ) -> tuple[str, ...]:
     """Routes that the next round must time, the fallback first; () when the cell needs no more rounds.
 
-    Open are, under any of the objectives, the safe candidates whose test goes on, and deployable winners that
-    have not yet been told apart from each other. While anything is open under an objective, its winners are
-    timed along: only common rounds compare them.
+    Open are, under any of the questions, the safe candidates whose test goes on, and deployable winners that
+    have not yet been told apart from each other. While anything is open under a question, its winners are
+    timed along: only common rounds compare them. A route that another winner beats can no longer win, whether
+    it claims or not, and leaves; so does one that could not claim in all the rounds that are left.
     """
-    if _blocked(evidence) or _used_up(evidence, test):
+    if _blocked(evidence) or _used_up(evidence.rounds, test.max_rounds):
         return ()
-    live = {name for objective in objectives for name in _live(evidence, test, objective)}
+    live = {name for question in questions for name in _live(evidence, test, question)}
     return (evidence.fallback, *(c.name for c in evidence.candidates if c.name in live)) if live else ()
 
 
-def _live(evidence: Evidence, test: SignTest, objective: Objective) -> set[str]:
-    """The candidates that one objective still needs rounds of."""
-    standings = _standings(evidence, test, objective)
+def plan_second(
+    evidence: Evidence, test: SignTest, *, questions: Iterable[Question] = (_GRAPH,)
+) -> tuple[str, ...]:
+    """Routes that a second process must time, the fallback first; () where no answer waits for one.
+
+    They are the routes that would be the answer but for that: one that another beats, or that loses the tie
+    rule, need not be timed again.
+    """
+    if _blocked(evidence):
+        return ()
+    wanted = set()
+    for question in questions:
+        standings = _standings(evidence, test, question)
+        best = _best(standings, evidence.rounds, test, question.objective)
+        if best is not None and best.pending:
+            wanted.add(best.name)
+    return (evidence.fallback, *(c.name for c in evidence.candidates if c.name in wanted)) if wanted else ()
+
+
+def _live(evidence: Evidence, test: SignTest, question: Question) -> set[str]:
+    """The candidates that one question still needs rounds of."""
+    rounds, objective = evidence.rounds, question.objective
+    standings = _standings(evidence, test, question)
     winners = [standing for standing in standings if standing.wins]
-    running = [standing for standing in standings if standing.state is State.CONTINUE]
+    unbeaten = _unbeaten(winners, rounds, test, objective)
+    running = [
+        standing
+        for standing in standings
+        if standing.state is State.CONTINUE
+        and not (standing.candidate.deployable and _beaten(standing, winners, rounds, test, objective))
+    ]
+    left = test.max_rounds - _count(rounds)
     contested = any(
-        _contest(a, b, evidence.rounds, test, objective) is State.CONTINUE
-        for i, a in enumerate(winners)
-        for b in winners[i + 1 :]
+        _contestable(a, b, rounds, test, objective, left)
+        for i, a in enumerate(unbeaten)
+        for b in unbeaten[i + 1 :]
     )
     if not running and not contested:
         return set()
-    return {standing.name for standing in (*running, *winners)}
+    return {standing.name for standing in (*running, *unbeaten)}
+
+
+def _best(
+    standings: Sequence[Standing], rounds: Sequence[Round], test: SignTest, objective: Objective
+) -> Standing | None:
+    winners = [standing for standing in standings if standing.wins]
+    if not winners:
+        return None
+    return min(
+        _unbeaten(winners, rounds, test, objective),
+        key=lambda s: (len(s.candidate.verdict.requires), s.prepare_us or 0.0, s.name),
+    )
+
+
+def _waiting(standing: Standing, test: SignTest, tau: float | None) -> str:
+    assert standing.speedup_low is not None
+    until = near_until(test.margin, tau)
+    said = f"{standing.name}: its bound {standing.speedup_low:.3f} is under {until:.3f}"
+    seen = f", {standing.second.n} {test.unit.value}s of it are timed" if standing.second else ""
+    return f"{said}: a second process must agree{seen}"
 
 
 def _blocked(evidence: Evidence) -> Decision | None:
@@ -174,57 +270,114 @@ def _blocked(evidence: Evidence) -> Decision | None:
     return None
 
 
-def _standings(evidence: Evidence, test: SignTest, objective: Objective) -> tuple[Standing, ...]:
+def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[Standing, ...]:
     standings = []
-    used_up, disturbed = _used_up(evidence, test), _disturbed(evidence.rounds)
+    objective, tau = question.objective, question.tau
+    until = near_until(test.margin, tau)
+    test = replace(test, margin=margin_of(test.margin, tau))
+    second = replace(test, multiplicity=1, alpha=CONTEST_ALPHA, max_rounds=min(AGREE_ROUNDS, test.max_rounds))
     for candidate in evidence.candidates:
         if candidate.verdict.status is not Status.SAFE:
             standings.append(Standing(candidate, None))
             continue
         ratios = paired_ratios(evidence.rounds, evidence.fallback, candidate.name, objective, test.unit)
         prepares = [r.prepare_us[candidate.name] for r in evidence.rounds if candidate.name in r.prepare_us]
-        progress = test.follow(ratios)
-        if disturbed:  # more rounds may outweigh the dropped ones; to look on is allowed at any stop
-            progress = replace(progress, state=State.CONTINUE)
-        if used_up and progress.state is State.CONTINUE:  # it joined late and missed some rounds
-            progress = replace(progress, state=State.EXHAUSTED)
+        progress = progress_of(ratios, evidence.rounds, test)
+        bound = test.lower_bound(ratios)
+        near = progress.state is State.CLAIM and bound is not None and bound <= until
+        again = (
+            paired_ratios(evidence.again, evidence.fallback, candidate.name, objective, test.unit)
+            if near
+            else []
+        )
         standings.append(
             Standing(
                 candidate,
                 progress,
                 speedup=median(ratios) if ratios else None,
-                speedup_low=test.lower_bound(ratios),
+                speedup_low=bound,
                 prepare_us=median(prepares) if prepares else None,
+                near=near,
+                second=progress_of(again, evidence.again, second) if near and evidence.again else None,
             )
         )
     return tuple(standings)
 
 
-def _used_up(evidence: Evidence, test: SignTest) -> bool:
-    return max((r.index for r in evidence.rounds), default=-1) + 1 >= test.max_rounds
+def progress_of(ratios: Sequence[float], rounds: Sequence[Round], test: SignTest) -> Progress:
+    """Where the test of one candidate stands after its ``ratios``; ``rounds`` are all of the cell's.
+
+    Its chance may be gone, and its answer is open while too many rounds were dropped.
+    """
+    progress = test.follow(ratios)
+    left = test.max_rounds - _count(rounds)
+    if _disturbed(rounds):  # more rounds may outweigh the dropped ones; to look on is allowed at any stop
+        progress = replace(progress, state=State.CONTINUE)
+    # a block may be begun already
+    elif test.hopeless(progress, -(-left // test.unit.rounds)):
+        progress = replace(progress, state=State.EXHAUSTED)
+    if left <= 0 and progress.state is State.CONTINUE:  # it joined late and missed some rounds
+        progress = replace(progress, state=State.EXHAUSTED)
+    return progress
+
+
+def _claims(progress: Progress) -> bool:
+    return progress.state is State.CLAIM
+
+
+def _count(rounds: Sequence[Round]) -> int:
+    return max((r.index for r in rounds), default=-1) + 1
+
+
+def _used_up(rounds: Sequence[Round], most: int) -> bool:
+    return _count(rounds) >= most
 
 
 def _disturbed(rounds: Sequence[Round]) -> bool:
     return sum(1 for r in rounds if r.dropped) > MOST_DROPPED * len(rounds)
 
 
+def _between(test: SignTest) -> SignTest:
+    return replace(test, margin=0.0, multiplicity=1, alpha=CONTEST_ALPHA)
+
+
 def _contest(
     a: Standing, b: Standing, rounds: Sequence[Round], test: SignTest, objective: Objective
-) -> State:
+) -> Progress:
     """CLAIM: a beats b; DROP: b beats a; else undecided. Both directions at 1 / CONTEST_ALPHA, no margin."""
-    between = replace(test, margin=0.0, multiplicity=1, alpha=CONTEST_ALPHA)
-    return between.follow(paired_ratios(rounds, b.name, a.name, objective, test.unit)).state
+    return _between(test).follow(paired_ratios(rounds, b.name, a.name, objective, test.unit))
+
+
+def _contestable(
+    a: Standing, b: Standing, rounds: Sequence[Round], test: SignTest, objective: Objective, left: int
+) -> bool:
+    """Whether the rounds that are left could still tell the two apart."""
+    seen = _contest(a, b, rounds, test, objective)
+    values = -(-left // test.unit.rounds)
+    ahead, behind = seen, replace(seen, above=seen.below)
+    return not seen.state.final and not all(_between(test).hopeless(each, values) for each in (ahead, behind))
+
+
+def _beaten(
+    standing: Standing,
+    winners: Sequence[Standing],
+    rounds: Sequence[Round],
+    test: SignTest,
+    objective: Objective,
+) -> bool:
+    """Whether one of the winners beats it."""
+    return any(
+        _claims(_contest(winner, standing, rounds, test, objective))
+        for winner in winners
+        if winner is not standing
+    )
 
 
 def _unbeaten(
     winners: Sequence[Standing], rounds: Sequence[Round], test: SignTest, objective: Objective
 ) -> list[Standing]:
     """Winners that no other winner beats; all of them if each is beaten (a circle)."""
-    beaten: Mapping[str, bool] = {
-        b.name: any(_contest(a, b, rounds, test, objective) is State.CLAIM for a in winners if a is not b)
-        for b in winners
-    }
-    return [w for w in winners if not beaten[w.name]] or list(winners)
+    return [w for w in winners if not _beaten(w, winners, rounds, test, objective)] or list(winners)
 
 
 def _no_winner(evidence: Evidence, standings: Sequence[Standing], objective: Objective) -> Decision:
@@ -242,7 +395,7 @@ def _no_winner(evidence: Evidence, standings: Sequence[Standing], objective: Obj
             if detail
             else (f"faster but not deployable here: {faster}")
         )
-    return Decision(None, reason, detail, vs_stock=_vs_stock(evidence, evidence.fallback, objective))
+    return Decision(None, reason, detail, vs_stock=_vs_fallback(evidence, objective))
 
 
 def _reason(standings: Sequence[Standing], trouble: str) -> tuple[Reason, str]:
@@ -259,6 +412,12 @@ def _reason(standings: Sequence[Standing], trouble: str) -> tuple[Reason, str]:
             assert standing.progress is not None
             ended = f"{standing.name}: timing stopped after {standing.progress.n}"
             return Reason.UNPROVEN, f"{ended}: {trouble}" if trouble else ended
+    for standing in standings:
+        if standing.refused:
+            assert standing.second is not None
+            seen = standing.second
+            ended = f"{standing.name}: claimed, but a second process did not agree"
+            return Reason.UNDECIDED, f"{ended}: {seen.above} of {seen.n} above the margin"
     for state, reason in ((State.EXHAUSTED, Reason.UNDECIDED), (State.DROP, Reason.NOT_FASTER)):
         for standing in standings:
             if standing.state is state:
@@ -269,6 +428,10 @@ def _reason(standings: Sequence[Standing], trouble: str) -> tuple[Reason, str]:
         return Reason.UNSUPPORTED, "no candidate"
     verdict = standings[0].candidate.verdict
     return Reason.UNSUPPORTED, f"{standings[0].name}: {verdict.reason or verdict.status.value}"
+
+
+def _vs_fallback(evidence: Evidence, objective: Objective) -> float | None:
+    return _vs_stock(evidence, evidence.fallback, objective)
 
 
 def _vs_stock(evidence: Evidence, answer: str, objective: Objective) -> float | None:

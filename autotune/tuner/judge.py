@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from autotune.bench.objective import paired_ratios
 from autotune.bench.record import Round
+from autotune.bench.shift import margin_of, shift, tau_of
 from autotune.domain.verdict import Status, Verdict
 from autotune.hardware.memory import too_large
-from autotune.tuner.decide import Candidate, Evidence, Outcome, decide, plan_next
+from autotune.tuner.decide import (
+    MOST_DROPPED,
+    Candidate,
+    Evidence,
+    Outcome,
+    Question,
+    decide,
+    plan_next,
+    plan_second,
+)
 from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.objectives import Objectives
+from autotune.tuner.recheck_book import RecheckBook
+from autotune.tuner.sample import ROUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +38,11 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Applies the decision rule of one study to its stored rows. Runs nothing."""
+    """Applies the decision rule of one study to its stored rows. Runs nothing.
+
+    Attributes:
+        test: the study's, with its margin: the floor of the one that :meth:`test_of` gives.
+    """
 
     def __init__(
         self,
@@ -34,6 +52,7 @@ class Judge:
         study: Study,
         book: ProofBook,
         test: SignTest,
+        rechecks: RecheckBook | None = None,
     ) -> None:
         self.target = target
         self.routes = routes
@@ -43,6 +62,9 @@ class Judge:
         self._study = study
         self._book = book
         self._lineups: dict[str, Lineup] = {}
+        self._rechecks = rechecks or RecheckBook(repository, study)
+        self._taus: dict[str, float | None] = {}
+        self._taus_of = -1  # the version of the book that they were computed from
 
     def lineup(self, column: Column) -> Lineup:
         """The routes of a column, asked once."""
@@ -89,6 +111,7 @@ class Judge:
             stock=lineup.stock,
             too_large=self.too_large(cell),
             trouble=self._book.trouble(lineup.runners, cell),
+            again=self._rechecks.rounds(cell),
         )
 
     def _without_fallback(self, lineup: Lineup, candidates: list[Candidate]) -> Evidence:
@@ -118,19 +141,71 @@ class Judge:
         Args:
             objective: one of the study's; its first if None.
         """
-        objectives = self.objectives.of(cell.column)
+        name = objective or self.objectives.first
         return decide(
             evidence or self.evidence(cell),
             self.test,
-            objective=objectives[objective or self.objectives.first],
+            objective=self.objectives.of(cell.column)[name],
+            tau=self.tau(name),
         )
 
     def wanted(self, cell: Cell, evidence: Evidence) -> tuple[str, ...]:
         """Routes that the next round must time; () once every declared objective is resolved."""
-        return plan_next(evidence, self.test, objectives=self.objectives.of(cell.column).values())
+        return plan_next(evidence, self.test, questions=self._questions(cell.column))
+
+    def second(self, cell: Cell, evidence: Evidence | None = None) -> tuple[str, ...]:
+        """Routes that a second process must time; () where no objective's answer waits for one."""
+        return plan_second(evidence or self.evidence(cell), self.test, questions=self._questions(cell.column))
+
+    def _questions(self, column: Column) -> list[Question]:
+        found = self.objectives.of(column).items()
+        return [Question(objective, self.tau(name)) for name, objective in found]
+
+    def tau(self, objective: str | None = None) -> float | None:
+        """The shift between processes under an objective, the first if None, from the stored rounds.
+
+        None while it is not measured. Cells without a fallback of this engine's, and candidates that lost
+        more than a fifth of their rounds to a slow device, say nothing.
+        """
+        if self._taus_of != self._rechecks.version:
+            self._taus, self._taus_of = {}, self._rechecks.version
+        name = objective or self.objectives.first
+        if name not in self._taus:
+            self._taus[name] = tau_of(self._shifts(name))
+        return self._taus[name]
+
+    @property
+    def measured(self) -> bool:
+        """Whether tau is known under any objective."""
+        return any(self.tau(name) is not None for name in self.objectives.names)
+
+    def raced(self, cell: Cell) -> None:
+        """Told that rounds were added to a cell: tau may rest on them. All judges of a run share its book."""
+        self._rechecks.raced(cell)
+
+    def test_of(self, objective: str | None = None) -> SignTest:
+        """The study's test with the margin that tau allows."""
+        return replace(self.test, margin=margin_of(self.test.margin, self.tau(objective)))
+
+    def _shifts(self, objective: str) -> dict[str, list[float]]:
+        """Of every cell of the sample, one a candidate."""
+        found: dict[str, list[float]] = {}
+        for cell, second in self._rechecks.sample().items():
+            lineup = self.lineup(cell.column)
+            if lineup.fallback is None:
+                continue
+            fallback, asked = lineup.fallback.name, self.objectives.of(cell.column)[objective]
+            first = [Round.from_dict(data) for data in self._repository.rounds(self._study, cell)]
+            for name in sorted({name for each in second for name in each.order} - {fallback}):
+                before = paired_ratios(first, fallback, name, asked)
+                after = paired_ratios(second, fallback, name, asked)
+                if before and len(after) >= (1 - MOST_DROPPED) * ROUNDS:
+                    found.setdefault(cell.id, []).append(shift(before, after))
+        return found
 
     def settled(self, cell: Cell, evidence: Evidence | None = None) -> bool:
-        """Whether more work cannot change the cell's answer: every proof is complete, every test final."""
+        """Whether more work in the cell's first process cannot change its answer: every proof is complete,
+        every test final. A claim may still wait for a second process: see :meth:`second`."""
         evidence = evidence or self.evidence(cell)
         if evidence.too_large:
             return True

@@ -142,6 +142,7 @@ class _Shared:
     busy: int = 0
     settled: int = 0
     lost: list[str] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
 
 
 class Lanes:
@@ -162,6 +163,11 @@ class Lanes:
         self._deadline = deadline
         self._warn = warn
         self._shared = _Shared()
+
+    @property
+    def left(self) -> Lane:
+        """The first lane that was not lost, for what only one device does after the others ended."""
+        return next(lane for lane in self._lanes if lane.name not in self._shared.gone)
 
     def work(self, strategy: Strategy, settle: Callable[[LaneAtWork, Pick], Decision | None]) -> int:
         """Settle what the strategy hands out, until it has no more or the deadline passes.
@@ -276,6 +282,7 @@ class Lanes:
     def _lose(self, hand: LaneAtWork, why: str) -> None:
         said = f"{hand.name}: {why}"
         self._shared.lost.append(said)
+        self._shared.gone.add(hand.name)
         if len(self._shared.lost) < len(self.at_work):
             self._warn(f"{said}; the others go on")
 

@@ -47,5 +47,8 @@ class Listener(Protocol):
     def warned(self, line: str) -> None:
         """Something went wrong that the run can do without, such as one of several devices."""
 
+    def rechecking(self, cells: int, why: str) -> None:
+        """So many cells are about to be timed again in fresh children; ``why`` in a few words."""
+
     def finished(self) -> None:
         """The sweep has ended, however it ended."""

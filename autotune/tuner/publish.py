@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import autotune
+from autotune.bench.shift import margin_of
 from autotune.domain.verdict import CheckStatus
 from autotune.table.build import DecidedCell, build_table
 from autotune.table.dump import write_table
@@ -114,6 +115,7 @@ def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, t
     stock = target.engine.stock(target.arch)
     decided_by = objective or run.judge.objectives.first
     stepped = run.judge.objectives if decided_by == STEP else None
+    tau = run.judge.tau(objective)
     withdrawn = [
         Quarantine(
             route=row.route,
@@ -138,8 +140,8 @@ def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, t
             engine=target.engine.name,
             stock=stock,
             objective=decided_by,
-            margin=study.margin,
-            tau=0.0,
+            margin=margin_of(study.margin, tau),
+            tau=tau,
             any_false_claim=ALPHA,
             pad_value=target.pad_value,
             layers=stepped.chosen_layers if stepped else None,

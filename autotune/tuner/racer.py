@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.bench.record import CHUNK, MIN_GROUP_MS, Round, RoundSettings
@@ -30,6 +30,21 @@ if TYPE_CHECKING:
 
 # A cell takes a second or two; this only ends what the step watchdog does not see.
 TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one child's rounds of a cell ended; what went wrong is stored.
+
+    Attributes:
+        over: there is no use in asking for more now.
+        died: the route that died or was wrong, if one was.
+        again: it may have been what an earlier cell's routes left behind: the next child is this cell's own.
+    """
+
+    over: bool = False
+    died: str | None = None
+    again: bool = False
 
 
 class Racer:
@@ -72,39 +87,74 @@ class Racer:
             if self._deadline.passed:
                 break
             rounds = list(evidence.rounds)
-            device = self._target.facts.device
-            settings = RoundSettings(
-                min_group_ms=MIN_GROUP_MS[device],
-                chunk=CHUNK[device],
-                max_rounds=self._judges[0].test.max_rounds,
-            )
-            job = TimeJob(
-                routes=live,
-                cell=cell.to_dict(),
-                facts=self._target.facts.to_dict(),
+            ended = self.time(
+                cell,
+                live,
+                routes,
                 seed=seed,
-                device=self._target.device,
-                arena_kind="plain",
-                settings=asdict(settings),
-                first_round=len(rounds),
+                first=len(rounds),
+                most=self._judges[0].test.max_rounds,
+                keep=self._keep(cell, evidences, rounds),
             )
-            outcome = self._time(job, self._report_to(cell, evidences, rounds))
-            got_none = len(rounds) == len(evidence.rounds)
             evidence = replace(evidence, rounds=tuple(rounds))
-            if isinstance(outcome, Failed) and outcome.after:
-                # what an earlier cell's routes left behind may have done it: again, in a child of this cell's
-                self._note(cell, outcome, live, routes, seed)
-                continue
-            if isinstance(outcome, Failed):
-                return evidence, self._accuse(cell, outcome, live, routes, seed)
-            if isinstance(outcome, (Broken, JobError)):
-                self._note(cell, outcome, live, routes, seed)
-                break
-            if got_none:
-                break
+            if ended.over:
+                return evidence, ended.died
         return evidence, None
 
-    def _time(self, job: TimeJob, on_event: Callable[[Any], Any]) -> Outcome:
+    def time(
+        self,
+        cell: Cell,
+        live: tuple[str, ...],
+        routes: Mapping[str, Route],
+        *,
+        seed: int,
+        first: int,
+        most: int,
+        keep: Callable[[list[Round], list[Any]], tuple[str, ...] | bool],
+    ) -> Ended:
+        """Rounds ``first`` up to ``most`` of a cell in the worker's child, whatever they are for.
+
+        A route that dies or is wrong is stored as a failed ``timing`` row, what is nobody's fault as an
+        unproven one.
+
+        Args:
+            live: names, the fallback first.
+            keep: gets each report, as rounds and as they came; it must commit them before it answers what the
+                child does next: go on with these routes, or not.
+        """
+        seen = first
+
+        def on_event(payload: Any) -> tuple[str, ...] | bool:
+            nonlocal seen
+            reported = read_rounds(payload, seen)
+            seen += len(reported)
+            return keep(reported, payload["rounds"])
+
+        device = self._target.facts.device
+        settings = RoundSettings(min_group_ms=MIN_GROUP_MS[device], chunk=CHUNK[device], max_rounds=most)
+        job = TimeJob(
+            routes=live,
+            cell=cell.to_dict(),
+            facts=self._target.facts.to_dict(),
+            seed=seed,
+            device=self._target.device,
+            arena_kind="plain",
+            settings=asdict(settings),
+            first_round=first,
+        )
+        outcome = self._run(job, on_event)
+        if isinstance(outcome, Failed) and outcome.after:
+            # what an earlier cell's routes left behind may have done it: again, in a child of this cell's
+            self._note(cell, outcome, live, routes, seed)
+            return Ended(again=True)
+        if isinstance(outcome, Failed):
+            return Ended(over=True, died=self._accuse(cell, outcome, live, routes, seed))
+        if isinstance(outcome, (Broken, JobError)):
+            self._note(cell, outcome, live, routes, seed)
+            return Ended(over=True)
+        return Ended(over=seen == first)
+
+    def _run(self, job: TimeJob, on_event: Callable[[Any], Any]) -> Outcome:
         """Run ``job``; a report that makes no sense ends it, and accuses nobody."""
         try:
             return timed(self._worker.run(job, timeout_s=TIMEOUT_S, on_event=on_event))
@@ -119,20 +169,20 @@ class Racer:
         )
         return tuple(dict.fromkeys(name for names in wanted for name in names))
 
-    def _report_to(
+    def _keep(
         self, cell: Cell, evidences: Sequence[Evidence], rounds: list[Round]
-    ) -> Callable[[Any], tuple[str, ...] | bool]:
+    ) -> Callable[[list[Round], list[Any]], tuple[str, ...] | bool]:
         """Commits a chunk, then answers with the routes that still need rounds; extends ``rounds``."""
 
-        def on_event(payload: Any) -> tuple[str, ...] | bool:
-            reported = read_rounds(payload, len(rounds))
-            self._repository.append_rounds(self._study, cell, len(rounds), payload["rounds"])
+        def keep(reported: list[Round], raw: list[Any]) -> tuple[str, ...] | bool:
+            self._repository.append_rounds(self._study, cell, len(rounds), raw)
             rounds.extend(reported)
+            self._judges[0].raced(cell)
             if self._deadline.passed:
                 return False
             return self._plan(cell, evidences, rounds) or False
 
-        return on_event
+        return keep
 
     def _accuse(
         self, cell: Cell, outcome: Failed, live: tuple[str, ...], routes: Mapping[str, Route], seed: int

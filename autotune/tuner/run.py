@@ -17,9 +17,11 @@ from autotune.store.repository import Repository
 from autotune.tuner.book import ProofBook
 from autotune.tuner.code_version import code_version
 from autotune.tuner.cost import ranked
+from autotune.tuner.decide import progress_of
 from autotune.tuner.judge import Judge
 from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.objectives import STEP, Objectives
+from autotune.tuner.recheck_book import RecheckBook
 from autotune.tuner.selftest import SelfTest, chosen, run_selftest
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 # The chance that any "faster" of a table is false, at most.
 ALPHA = 0.05
 # On a shared CPU a route against itself spreads by 5 % (median) to 17 %: less than this is not worth a
-# claim. On CUDA 2 % is the floor until the shift between processes has been measured.
+# claim. On CUDA a kernel against itself stays within 2 % in one process. Floors: what differs between
+# processes is measured in the run (bench/shift.py) and may ask for more.
 MARGIN = {"cpu": 0.05, "cuda": 0.02}
 # Rounds belong to no engine; which fallback they are held against is a matter of the table.
 SHARED = "any"
@@ -54,6 +57,7 @@ class OpenedRun:
     book: ProofBook
     test: SignTest
     judge: Judge
+    rechecks: RecheckBook
     others: tuple[Judge, ...] = ()
     _queue: TrialQueue | None = None
 
@@ -99,7 +103,10 @@ class OpenedRun:
                 each: paired_ratios(evidence.rounds, evidence.fallback, name, objective, self.test.unit)
                 for each, objective in objectives.of(cell.column).items()
             }
-            progress = {each: self.test.follow(ratios) for each, ratios in seen.items()}
+            progress = {
+                each: progress_of(ratios, evidence.rounds, self.judge.test_of(each))
+                for each, ratios in seen.items()
+            }
             first = progress[objectives.first]
             fallback = name == evidence.fallback
             rows.append(
@@ -201,11 +208,13 @@ def open_run(
         test = SignTest(study.margin, study.multiplicity, ALPHA, unit=Unit(study.unit))
         book = ProofBook(repository, fingerprint)
         cells = tuple(repository.cells(study))
-        judge = Judge(target, routes, repository, study, book, test)
+        rechecks = RecheckBook(repository, study)
+        judge = Judge(target, routes, repository, study, book, test, rechecks)
         others = tuple(
-            Judge(target.under(engine), routes, repository, study, book, test) for engine in target.others
+            Judge(target.under(engine), routes, repository, study, book, test, rechecks)
+            for engine in target.others
         )
-        run = OpenedRun(target, repository, fingerprint, study, cells, book, test, judge, others)
+        run = OpenedRun(target, repository, fingerprint, study, cells, book, test, judge, rechecks, others)
         if tuning:
             from autotune.tuner.queue import TrialQueue
 

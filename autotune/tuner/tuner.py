@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autotune.domain.decision import Reason
 from autotune.domain.verdict import Status
 from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
@@ -15,8 +16,9 @@ from autotune.tuner.lanes import Lanes
 from autotune.tuner.pace import KEPT, PROOF, SEARCH, TIMING, Pace, Phase
 from autotune.tuner.prover import Prover
 from autotune.tuner.racer import Racer
+from autotune.tuner.recheck import Rechecker
 from autotune.tuner.scout import Scout, look_settings
-from autotune.tuner.strategy import Exhaustive
+from autotune.tuner.strategy import Exhaustive, Pick
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
@@ -28,9 +30,14 @@ if TYPE_CHECKING:
     from autotune.tuner.decide import Evidence
     from autotune.tuner.lanes import Lane, LaneAtWork
     from autotune.tuner.listener import Listener
+    from autotune.tuner.recheck import Renewed
     from autotune.tuner.run import OpenedRun
-    from autotune.tuner.strategy import Pick, Strategy, Wanted
+    from autotune.tuner.strategy import Strategy, Wanted
     from autotune.worker.base import Runs
+
+# A second process that refuses, or in which a route dies, may bring back one that had left early, and that
+# one's claim may be a near one too. What is open after so many passes is left to the next call.
+SECOND_PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -68,13 +75,14 @@ class Tuner:
         lanes: several devices; each has its own, and ``crew``, ``timer`` and ``scout`` are not used.
         scout: times what a strategy wants to look at; one that times nothing else. None: it wants nothing.
         pace: where predicted and measured seconds are counted.
+        again: time cells again in second processes, for tau and near claims.
     """
 
     def __init__(
         self,
         run: OpenedRun,
         crew: Crew,
-        timer: Runs,
+        timer: Renewed,
         listener: Listener,
         deadline: Deadline,
         trials: int | None,
@@ -83,6 +91,7 @@ class Tuner:
         lanes: Sequence[Lane] = (),
         scout: Runs | None = None,
         pace: Pace | None = None,
+        again: bool = True,
     ) -> None:
         self._run = run
         self._judge = run.judge
@@ -90,6 +99,8 @@ class Tuner:
         self._deadline = deadline
         self._trials = trials
         self._hands = self._with(crew, timer, scout)
+        self._timer = timer
+        self._again = again
         self._lanes = tuple(lanes)
         self._kv_lens = _kv_lens(run.cells)
         self._pace = pace or Pace()
@@ -117,37 +128,73 @@ class Tuner:
         pending = [
             item for item in self._run.cells if item.cell.id not in decided or not strategy.settled(item.cell)
         ]
+        open_ = {item.cell.id for item in pending}
         before = len(self._run.cells) - len(pending)
+        closed = [item for item in self._run.cells if item.cell.id in decided and item.cell.id not in open_]
+        waited = sum(
+            decided[item.cell.id].reason is Reason.UNPROVEN and self._waits_for_second(item.cell)
+            for item in closed
+        )
         trials = self._run.repository.trials(self._run.study)
         given_up = {cell_id for cell_id, trial in trials.items() if trial.given_up}
         pending = [item for item in pending if item.cell.id not in given_up]
         settled = 0
         left = None if self._deadline.seconds is None else self._deadline.left
-        self._listener.started(len(self._run.cells), before, left)
+        self._listener.started(len(self._run.cells), before - waited, left)
         try:
             strategy.start(pending, frozenset(decided), self._trials)
             if len(self._lanes) > 1:
-                settled = self._in_lanes(strategy)
+                settled, hands, timer = self._in_lanes(strategy)
+                recheck = self._rechecker(hands.racer, timer)
             else:
+                hands, recheck = self._hands, self._rechecker(self._hands.racer, self._timer)
+                recheck.sample()
                 while not self._deadline.passed and (pick := strategy.take()) is not None:
-                    decision = self._settle(pick, self._hands)
+                    decision = self._settle(pick, hands)
                     settled += decision is not None
                     strategy.told(pick.item, decision)
-            self._amend()
+                    recheck.told(pick.item.cell, decision)
+                    recheck.sample()
+            recheck.sample(last=self._trials is None or len(pending) <= self._trials)
+            self._second(recheck, hands)
+            waiting = self._amend()
             self._run.queue.note(KEPT, self._pace.to_dict())
         finally:
             self._listener.finished()
+        total = before + settled - waiting
         return Progress(
             len(self._run.cells),
-            before + settled,
-            settled,
+            total,
+            max(0, total - before + waited),
             self._deadline.passed,
             tuple(lane.name for lane in self._lanes),
             self._pace.call,
         )
 
-    def _in_lanes(self, strategy: Strategy) -> int:
-        """Settle cells on several devices at once; how many."""
+    def _rechecker(self, racer: Racer, timer: Renewed) -> Rechecker:
+        decided = self._run.repository.decisions(self._run.study)
+        return Rechecker(self._run, racer, timer, self._listener, self._deadline, decided, on=self._again)
+
+    def _second(self, recheck: Rechecker, hands: _Hands) -> None:
+        """Once tau is known: time on what it has opened again, and give near claims their second process."""
+        if not any(judge.measured for judge in self._run.judges):
+            return
+        for _ in range(SECOND_PASSES):
+            decided = self._run.repository.decisions(self._run.study)
+            trials = self._run.repository.trials(self._run.study)
+            given_up = {key for key, trial in trials.items() if trial.given_up}
+            items = [it for it in self._run.cells if it.cell.id in decided and it.cell.id not in given_up]
+            for item in items:
+                if not self._deadline.passed and not self._strategy.settled(item.cell):
+                    self._settle(Pick(item, again=True), hands)
+            if self._deadline.passed or not recheck.agree([item.cell for item in items]):
+                return
+
+    def _waits_for_second(self, cell: Cell) -> bool:
+        return any(judge.second(cell) for judge in self._run.judges)
+
+    def _in_lanes(self, strategy: Strategy) -> tuple[int, _Hands, Renewed]:
+        """Settle cells on several devices at once: how many, and the hands and timer of one that is left."""
         run = self._run
         lanes = Lanes(self._lanes, run.target.device, self._deadline, self._listener.warned)
         hands = {lane.name: self._with(lane.crew, lane.timer, lane.scout) for lane in lanes.at_work}
@@ -156,7 +203,9 @@ class Tuner:
         def settle(lane: LaneAtWork, pick: Pick) -> Decision | None:
             return self._settle(pick, hands[lane.name], lane)
 
-        return lanes.work(strategy, settle)
+        settled = lanes.work(strategy, settle)
+        left = lanes.left
+        return settled, self._with(left.crew, left.timer, left.scout), left.timer
 
     def _look(self, pick: Pick, scout: Scout | None) -> None:
         """Search rounds of a cell, kept with its trial."""
@@ -246,14 +295,25 @@ class Tuner:
         self._listener.cell_done(item.cell, decision)
         return decision
 
-    def _amend(self) -> None:
-        """Bring decisions up to date: a route that died in one cell is unsafe in its whole column."""
-        decided = self._run.repository.decisions(self._run.study)
-        for item in self._run.cells:
+    def _amend(self) -> int:
+        """Bring decisions up to date: a route that died in one cell is unsafe in its whole column, and tau
+        moves every cell's margin.
+
+        Returns:
+            How many cells with a decision are open nevertheless: for more rounds, or for a second process.
+        """
+        run = self._run
+        decided = run.repository.decisions(run.study)
+        measured = any(judge.measured for judge in run.judges)
+        waiting = 0
+        for item in run.cells:
             if (stored := decided.get(item.cell.id)) is not None:
                 now = self._judge.outcome(item.cell).decision
                 if now != stored:
-                    self._run.queue.amend(item, now)
+                    run.queue.amend(item, now)
+                if measured:
+                    waiting += self._waits_for_second(item.cell) or not self._strategy.settled(item.cell)
+        return waiting
 
     def _decide(self, cell: Cell, racer: Racer) -> Decision | None:
         """The cell's final decision, or None if the deadline or a missing proof left it open."""

@@ -222,6 +222,16 @@ class Worker:
         finally:
             self._running = False
 
+    def recycle(self) -> None:
+        """Replace the child: the next job gets a fresh one, whoever ran in the last.
+
+        Raises:
+            RuntimeError: called from inside ``on_event``.
+        """
+        if self._running:
+            raise RuntimeError("this worker is already running a job")
+        self._discard()
+
     def close(self) -> None:
         """Kill the child and wait for it. The worker cannot be used again; a second call does nothing."""
         self._closed = True

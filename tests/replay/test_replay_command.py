@@ -52,7 +52,11 @@ def test_stored_decisions_come_out_again(filters: Filters, recording: Recording)
     answers = {each.item.cell.id: each for each in found.answers["sglang"]}
     decided = {cell: decision for cell, decision in recording.decisions.items() if cell in answers}
     assert len(decided) >= 5
-    assert {cell: answers[cell].decision for cell in decided} == decided
+    # the answers; bounds and medians are of fewer rounds, since a beaten route leaves the race earlier now
+    found_now = {cell: answers[cell].decision for cell in decided}
+    assert {cell: (it.route, it.reason) for cell, it in found_now.items()} == {
+        cell: (it.route, it.reason) for cell, it in decided.items()
+    }
     assert all(answers[cell].final for cell in decided)
     assert {cell for cell, each in answers.items() if not each.final} == found.unrecorded
 

@@ -33,8 +33,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
@@ -61,7 +61,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _later(folder: Path, extra: str) -> Path:
     copy = folder / "db"
     shutil.copytree(script_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "versions" / "0003_later.py").write_text(STEP.replace("{extra}", extra))
+    (copy / "versions" / "0004_later.py").write_text(STEP.replace("{extra}", extra))
     return copy
 
 
@@ -119,10 +119,10 @@ def test_an_older_file_is_copied_then_upgraded(
         with upgraded.read_connection() as connection:
             assert connection.exec_driver_sql("SELECT note FROM study").scalar() == "from before"
             assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
-            assert revision_of(connection) == "0003"
+            assert revision_of(connection) == "0004"
     database.close()
     copies = sorted(tmp_path.glob("a.db.backup*"))
-    assert [each.name for each in copies] == ["a.db.backup-0002"]
+    assert [each.name for each in copies] == ["a.db.backup-0003"]
     shutil.copy(copies[0], tmp_path / "restored.db")
     with open_database(f"sqlite:///{tmp_path}/restored.db") as restored:
         assert Repository(restored).rounds(study, cell) == [{"run_us": 1.5}]
@@ -136,10 +136,10 @@ def test_a_current_file_is_not_copied(tmp_path: Path) -> None:
 
 def test_a_backup_is_never_overwritten(tmp_path: Path, later: Path) -> None:
     open_database(f"sqlite:///{tmp_path}/a.db").close()
-    (tmp_path / "a.db.backup-0002").write_text("precious")
+    (tmp_path / "a.db.backup-0003").write_text("precious")
     open_database(f"sqlite:///{tmp_path}/a.db", migrations=later).close()
-    assert (tmp_path / "a.db.backup-0002").read_text() == "precious"
-    assert (tmp_path / "a.db.backup-0002.2").read_bytes().startswith(b"SQLite format 3")
+    assert (tmp_path / "a.db.backup-0003").read_text() == "precious"
+    assert (tmp_path / "a.db.backup-0003.2").read_bytes().startswith(b"SQLite format 3")
 
 
 def test_no_backup_no_upgrade(tmp_path: Path, later: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +150,12 @@ def test_no_backup_no_upgrade(tmp_path: Path, later: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(DiskFullError, match=r"backup-0002 \(backup before a schema change\)"):
+    with pytest.raises(DiskFullError, match=r"backup-0003 \(backup before a schema change\)"):
         open_database(f"sqlite:///{path}", migrations=later)
     monkeypatch.undo()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.db", "a.db.lock"]
     with open_database(f"sqlite:///{path}") as database, database.read_connection() as connection:
-        assert revision_of(connection) == "0002"
+        assert revision_of(connection) == "0003"
 
 
 @pytest.mark.parametrize("backend", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -175,7 +175,7 @@ def test_a_step_that_fails_leaves_the_old_schema(
     with pytest.raises(StoreError, match="nowhere"):
         open_database(url, migrations=broken)
     with open_database(url) as database, database.read_connection() as connection:
-        assert revision_of(connection) == "0002"
+        assert revision_of(connection) == "0003"
         assert "later" not in inspect(connection).get_table_names()
         assert Repository(database).rounds(study, cell) == [{"run_us": 1.5}]
 
@@ -197,7 +197,7 @@ def test_a_newer_schema_is_refused(
     with open_database(url, migrations=later) as database:
         assert Repository(database).rounds(study, cell) == [{"run_us": 1.5}]
     with pytest.raises(
-        NewerSchemaError, match=r"newer version \(schema 0003, this one knows up to 0002\)"
+        NewerSchemaError, match=r"newer version \(schema 0004, this one knows up to 0003\)"
     ) as caught:
         open_database(url)
     assert "\n" not in str(caught.value)

@@ -60,9 +60,9 @@ def routes(*names: str, **more: NamedRoute) -> dict[str, Route]:
     return {route.name: cast(Route, route) for route in found}
 
 
-def target(engine: str = "generic") -> Target:
-    """The tiny space on a machine that does not exist."""
-    return Target(expand(load_file(TINY), load_engine(engine)), FACTS, "cpu", "host_mmap", seed=7)
+def target(engine: str = "generic", space: Path = TINY) -> Target:
+    """The tiny space, or another, on a machine that does not exist."""
+    return Target(expand(load_file(space), load_engine(engine)), FACTS, "cpu", "host_mmap", seed=7)
 
 
 def failed(kind: FailureKind = FailureKind.WRONG_OUTPUT) -> Callable[[ProveJob], Outcome]:
@@ -105,6 +105,8 @@ class Silent:
 
     def warned(self, line: str) -> None: ...
 
+    def rechecking(self, cells: int, why: str) -> None: ...
+
     def finished(self) -> None: ...
 
 
@@ -126,6 +128,10 @@ class ScriptedWorker:
     timed: list[tuple[str, ...]] = field(default_factory=list)
     on_chunk: Callable[[], None] = lambda: None
     pid: int | None = None
+    renewed: int = 0
+
+    def recycle(self) -> None:
+        self.renewed += 1
 
     def run(
         self,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,15 @@ from autotune.bench.objective import paired_ratios, step
 from autotune.bench.record import Round
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import FailureKind, Status, Verdict
-from autotune.tuner.decide import Candidate, Evidence, decide, plan_next
+from autotune.tuner.decide import (
+    AGREE_ROUNDS,
+    Candidate,
+    Evidence,
+    Question,
+    decide,
+    plan_next,
+    plan_second,
+)
 
 SAFE = Verdict(Status.SAFE)
 UNSAFE = Verdict(Status.UNSAFE, FailureKind.ILLEGAL_ACCESS, "at 0x10")
@@ -197,6 +206,142 @@ def test_plan_goes_on_while_winners_are_not_told_apart() -> None:
     assert plan_next(advice, TEST) == ()
 
 
+def test_a_winner_that_another_beats_leaves_and_so_does_a_beaten_candidate() -> None:
+    a, b, c = (Candidate(name, SAFE) for name in "abc")
+    # all claim; c is alike with b, and both beat a: only b and c need more rounds
+    three = evidence(a, b, c, rounds=rounds_of(13, ctx=30.0, a=20.0, b=19.0, c=19.0))
+    assert plan_next(three, TEST) == ("ctx", "b", "c")
+    # a is still open against the fallback, and can win no more: b claims and beats it
+    half = [rounds_of(1, i, ctx=20.0, a=20.0 if i % 2 else 18.0, b=10.0)[0] for i in range(13)]
+    two = evidence(a, b, rounds=half)
+    assert decide(two, TEST).standings[0].state is State.CONTINUE
+    assert decide(two, TEST).decision.route == "b"
+    assert plan_next(two, TEST) == ()
+    # beaten by advice only, it goes on
+    advice = evidence(a, replace(b, deployable=False), rounds=half)
+    assert plan_next(advice, TEST) == ("ctx", "a")
+    # and where the winner turns out unsafe, it is back
+    lost = evidence(a, replace(b, verdict=UNSAFE), rounds=half)
+    assert plan_next(lost, TEST) == ("ctx", "a")
+
+
+def test_a_candidate_whose_chance_is_gone_leaves_early_and_is_undecided() -> None:
+    def half_above(n: int) -> list[Round]:
+        return [rounds_of(1, i, ctx=20.0, fast=20.0 if i % 2 else 10.0)[0] for i in range(n)]
+
+    last = next(n for n in range(1, 128) if not plan_next(evidence(FAST, rounds=half_above(n)), TEST))
+    assert 64 < last < 128
+    left = 128 - last
+    # as few as that: not even a run of "above" to the end would claim, and one round before it would have
+    won = half_above(last) + rounds_of(left, last, ctx=20.0, fast=10.0)
+    assert decide(evidence(FAST, rounds=won), TEST).decision.reason is Reason.UNDECIDED
+    before = half_above(last - 1) + rounds_of(left + 1, last - 1, ctx=20.0, fast=10.0)
+    assert decide(evidence(FAST, rounds=before), TEST).decision.reason is Reason.PROVEN_FASTER
+    answer = decide(evidence(FAST, rounds=half_above(last)), TEST).decision
+    assert answer.reason is Reason.UNDECIDED
+
+
+def test_winners_that_can_no_longer_be_told_apart_are_not_timed_to_the_last_round() -> None:
+    z = Candidate("z", SAFE)
+    rounds = [rounds_of(1, i, ctx=30.0, fast=10.0, z=11.0 if i % 2 else 9.0)[0] for i in range(127)]
+    last = next(n for n in range(13, 128) if not plan_next(evidence(FAST, z, rounds=rounds[:n]), TEST))
+    assert 64 < last < 127
+
+
+def claimed(ratio: float, n: int = 16) -> list[Round]:
+    return rounds_of(n, ctx=10.0 * ratio, fast=10.0)
+
+
+def test_tau_raises_the_margin_and_the_stored_rounds_are_read_again() -> None:
+    known = evidence(FAST, rounds=claimed(1.10))
+    assert decide(known, TEST).decision.route == "fast"
+    assert decide(known, TEST, tau=0.018).decision.reason is Reason.UNPROVEN  # 1.10 > 1.05, but near
+    high = decide(known, TEST, tau=0.04)
+    assert high.decision.reason is Reason.NOT_FASTER  # 1.10 < 1.12
+    assert plan_next(known, TEST, questions=[Question(tau=0.04)]) == ()
+    # claimed at the floor, straddles the raised margin: it is timed on before it is given up
+    straddling = [rounds_of(1, i, ctx=11.0 if i % 2 else 11.5, fast=10.0)[0] for i in range(13)]
+    known = evidence(FAST, rounds=straddling)
+    assert plan_next(known, TEST) == ()
+    assert plan_next(known, TEST, questions=[Question(tau=0.04)]) == ("ctx", "fast")
+    assert decide(known, TEST, tau=0.04).decision.reason is Reason.UNPROVEN
+    better = [*straddling, *rounds_of(60, 13, ctx=13.0, fast=10.0)]
+    assert decide(evidence(FAST, rounds=better), TEST, tau=0.02).decision.route == "fast"
+
+
+@given(
+    st.lists(st.floats(0.8, 1.6), min_size=1, max_size=60),
+    st.integers(1, 60),
+    st.floats(0.0, 0.2),
+)
+@settings(max_examples=200, deadline=None)
+def test_claim_and_bound_agree_at_any_margin_that_tau_makes(ratios: list[float], n: int, tau: float) -> None:
+    rounds = [rounds_of(1, i, ctx=ratio, fast=1.0)[0] for i, ratio in enumerate(ratios)]
+    (standing,) = decide(evidence(FAST, rounds=rounds), SignTest(0.05, n, drop_at=10**30), tau=tau).standings
+    margin = max(0.05, 3 * tau)
+    bound = standing.speedup_low
+    claims = standing.state is State.CLAIM
+    if bound is None or abs(bound - 1 - margin) > 1e-5:  # margins are rounded to 6 digits
+        assert claims == (bound is not None and bound > 1 + margin)
+    assert standing.near == (claims and bound is not None and bound <= 1 + round(margin, 6) + 3 * tau)
+
+
+def test_a_near_claim_waits_for_a_second_process_and_follows_it() -> None:
+    near = evidence(FAST, rounds=claimed(1.10), stock="ctx")
+    question = [Question(tau=0.02)]
+    waiting = decide(near, TEST, tau=0.02).decision
+    assert (waiting.route, waiting.reason) == (None, Reason.UNPROVEN)
+    assert waiting.detail == "fast: its bound 1.100 is under 1.120: a second process must agree"
+    assert plan_next(near, TEST, questions=question) == ()
+    assert plan_second(near, TEST, questions=question) == ("ctx", "fast")
+    assert plan_second(near, TEST) == ()
+    some = replace(near, again=claimed(1.09, 6))
+    assert plan_second(some, TEST, questions=question) == ("ctx", "fast")
+    assert "6 rounds of it are timed" in decide(some, TEST, tau=0.02).decision.detail
+    agreed = replace(near, again=claimed(1.09, 7))
+    answer = decide(agreed, TEST, tau=0.02).decision
+    assert (answer.route, answer.speedup_low) == ("fast", 1.1)
+    assert answer.detail.endswith("; a second process agreed after 7, 7 above")
+    assert plan_second(agreed, TEST, questions=question) == ()
+    refused = replace(near, again=claimed(1.05, 7))
+    answer = decide(refused, TEST, tau=0.02).decision
+    assert (answer.route, answer.reason) == (None, Reason.UNDECIDED)
+    assert answer.detail == "fast: claimed, but a second process did not agree: 0 of 7 above the margin"
+    assert plan_second(refused, TEST, questions=question) == ()
+    # all of them without an answer is no agreement
+    flat = [rounds_of(1, i, ctx=10.0 if i % 2 else 20.0, fast=10.0)[0] for i in range(AGREE_ROUNDS)]
+    spent = decide(replace(near, again=flat), TEST, tau=0.02)
+    assert spent.decision.reason is Reason.UNDECIDED
+    # a claim that is far enough needs nobody, whatever a second process says
+    far = evidence(FAST, rounds=claimed(1.2), again=claimed(1.0, 16))
+    assert decide(far, TEST, tau=0.02).decision.route == "fast"
+
+
+def test_only_the_answer_needs_a_second_process() -> None:
+    sure, near = Candidate("sure", SAFE), Candidate("near", SAFE)
+    question = [Question(tau=0.02)]
+    slower = evidence(sure, near, rounds=rounds_of(16, ctx=12.0, sure=10.0, near=11.0))
+    assert decide(slower, TEST, tau=0.02).decision.route == "sure"
+    assert plan_second(slower, TEST, questions=question) == ()
+    # it joined late, on a slower fallback: a near claim, that yet beats the sure one
+    rounds = rounds_of(16, ctx=12.0, sure=10.0) + rounds_of(16, 16, ctx=10.9, sure=10.0, near=9.8)
+    known = evidence(sure, near, rounds=rounds)
+    assert decide(known, TEST, tau=0.02).decision.reason is Reason.UNPROVEN
+    assert plan_second(known, TEST, questions=question) == ("ctx", "near")
+    refused = replace(known, again=rounds_of(16, ctx=9.0, near=9.8))
+    assert decide(refused, TEST, tau=0.02).decision.route == "sure"
+    advice = evidence(sure, replace(near, deployable=False), rounds=rounds)
+    assert decide(advice, TEST, tau=0.02).decision.route == "sure"
+    assert plan_second(advice, TEST, questions=question) == ()
+
+
+def test_a_second_process_on_a_slowed_device_is_timed_on() -> None:
+    near = evidence(FAST, rounds=claimed(1.10))
+    slow = [replace(each, dropped="hw_slowdown") for each in claimed(1.2, 8)]
+    again = replace(near, again=[*claimed(1.09, 7), *(replace(each, index=each.index + 7) for each in slow)])
+    assert plan_second(again, TEST, questions=[Question(tau=0.02)]) == ("ctx", "fast")
+
+
 def test_plan_ends_when_the_rounds_are_used_up_even_for_a_late_route() -> None:
     late = Candidate("late", SAFE)
     rounds = rounds_of(120, ctx=20.0, fast=20.0) + rounds_of(8, first=120, ctx=20.0, fast=20.0, late=10.0)
@@ -227,6 +372,10 @@ def test_dropped_rounds_do_not_count_and_too_many_of_them_leave_the_cell_undecid
 def test_a_route_may_not_compete_with_itself() -> None:
     with pytest.raises(ValueError, match="must differ"):
         evidence(Candidate("ctx", SAFE))
+
+
+def beats(a: str, b: str, rounds: Sequence[Round]) -> bool:
+    return SignTest(0.0, 1).follow(paired_ratios(rounds, b, a)).state is State.CLAIM
 
 
 TIMES = st.sampled_from([8.0, 9.5, 10.0, 10.5, 12.0])
@@ -272,7 +421,15 @@ def test_no_route_is_named_without_all_of_its_proof(known: Evidence, multiplicit
 @settings(max_examples=100, deadline=None)
 def test_plan_is_empty_exactly_when_more_rounds_cannot_matter(known: Evidence) -> None:
     planned = plan_next(known, TEST)
-    open_ones = [s.name for s in decide(known, TEST).standings if s.state is State.CONTINUE]
+    standings = decide(known, TEST).standings
+    winners = [s.name for s in standings if s.wins]
+    open_ones = [
+        s.name
+        for s in standings
+        if s.state is State.CONTINUE
+        # what a winner beats can win no more
+        and not (s.candidate.deployable and any(beats(winner, s.name, known.rounds) for winner in winners))
+    ]
     if planned:
         assert planned[0] == "ctx"
         assert set(open_ones) <= set(planned)

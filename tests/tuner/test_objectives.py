@@ -102,7 +102,7 @@ def test_rounds_run_until_every_objective_is_resolved(tmp_path: Path) -> None:
     with opened(tmp_path / "both", FAST, declaring("graph", "step")) as run:
         sweep(run, Close(times=times), trials=1)
         cell = run.cells[0].cell
-        assert len(run.repository.rounds(run.study, cell)) == 128 > alone
+        assert 128 > len(run.repository.rounds(run.study, cell)) > alone  # until no claim is left to be had
         assert run.judge.settled(cell)
         assert run.judge.outcome(cell).decision.route == "fast"
         assert run.judge.outcome(cell, objective="step").decision.reason is Reason.UNDECIDED

@@ -8,8 +8,8 @@ The rules:
   ends where the recording does. A round takes its recorded time; of a round with fewer routes than recorded,
   the share that these had in its groups of calls. The start of a job (sessions, rounds thrown away) takes
   what the first chunk took longer than its rounds, by the share of routes that are opened.
-- Search rounds (a strategy's look at a cell before anything is proven) are the first recorded ones; their
-  start takes as long as the recorded one did, which threw more rounds away.
+- Search rounds (a strategy's look at a cell before anything is proven) are the first recorded ones that have
+  all routes looked at; their start takes as long as the recorded one did, which threw more rounds away.
 - What was not recorded accuses nobody, takes no time, and is counted.
 """
 
@@ -110,9 +110,10 @@ class RecordedWorker:
     def _time(self, job: TimeJob, on_event: Callable[[Any], Any]) -> Outcome:
         cell = Cell.from_dict(job.cell)
         timing = self._recording.timings.get(cell.id)
+        if timing is not None and job.seed == seed_of(self._seed, cell.id, LOOK):
+            return self._look(job, cell, timing, on_event)
         # a job of another seed is another measurement, such as one in a second process
-        known = {seed_of(self._seed, cell.id, what) for what in (TIMING, LOOK)}
-        if timing is None or job.seed not in known:
+        if timing is None or job.seed != seed_of(self._seed, cell.id, TIMING):
             return self._ended(cell, job.first_round)
         live, at, reported = job.routes, job.first_round, 0
         rounds, pace, most = timing.rounds, _Pace(timing), RoundSettings(**job.settings).chunk
@@ -135,6 +136,21 @@ class RecordedWorker:
             if not answer:
                 return Completed(reported)
             live = answer if isinstance(answer, tuple) else live
+
+    def _look(
+        self, job: TimeJob, cell: Cell, timing: RecordedTiming, on_event: Callable[[Any], Any]
+    ) -> Outcome:
+        """The first recorded rounds that have every route asked for, as rounds 0, 1, ..."""
+        most = RoundSettings(**job.settings).max_rounds
+        both = [each for each in timing.rounds if all(name in each.run_us for name in job.routes)][:most]
+        if not both:
+            return self._ended(cell, 0)
+        pace = _Pace(timing)
+        self._clock.advance(pace.start(job.routes))
+        self._clock.advance(sum(pace.seconds(each.index, job.routes) for each in both))
+        found = [replace(each, index=i) for i, each in enumerate(_restricted(both, job.routes))]
+        on_event({"rounds": [each.to_dict() for each in found]})
+        return Completed(len(found))
 
     def _died(self, cell: Cell, live: Sequence[str], following: Round | None) -> Failed | None:
         """The recorded death, while timing, of a live route that is not in the round that follows."""

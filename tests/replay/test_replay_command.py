@@ -10,16 +10,22 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from autotune.bench.objective import graph
 from autotune.cli.context import all_routes, ask, target
 from autotune.cli.filters import Filters
+from autotune.replay.clock import RecordedClock
 from autotune.replay.read import read_recording
 from autotune.replay.recording import Recording
 from autotune.replay.replay import replay
 from autotune.replay.routes import recorded_routes
+from autotune.replay.worker import RecordedWorker
 from autotune.store.database import open_database
+from autotune.tuner.scout import Scout
+from autotune.worker.base import Runs
 from tests.console import Result, cli
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "data" / "h200-evidence.db.xz"
@@ -179,6 +185,25 @@ def test_a_route_that_was_not_recorded_is_told(tmp_path: Path) -> None:
     result = run(tmp_path / "out", *PART, "--routes", "fa2,fa3")
     assert result.code == 1
     assert "route fa3 was not recorded; there are fa2, fmha-v2, xqa-decode" in result.line
+
+
+def test_a_look_at_a_route_that_joined_late_is_answered(recording: Recording) -> None:
+    asked = ask("h200", "sglang", None, Filters(models="llama-3.1-70b", dtype="bf16", q_len="4", batch="4"))
+    there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
+    routes = recorded_routes(recording, all_routes("cuda"))
+    worker = cast(Runs, RecordedWorker(recording, routes, RecordedClock()))
+    scout = Scout(worker, there, recording.study.seed)
+    looks = {
+        item.cell.kv_high: scout.look(item.cell, ("fmha-v2", "xqa-decode"), graph)
+        for item in asked.grid.cells
+    }
+    # the fallback was never timed beside it in the short rows, and from round 32 to 120 on in the long ones
+    assert {kv: set(look.times) for kv, look in looks.items() if look.times} == {
+        16384: {"fmha-v2", "xqa-decode"},
+        65536: {"fmha-v2", "xqa-decode"},
+        131072: {"fmha-v2", "xqa-decode"},
+    }
+    assert all("not recorded" in looks[kv].said for kv in (1024, 4096))
 
 
 def test_an_adaptive_search_replays_to_the_same_bytes(tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ class _Standing:
     """What is known of a column's routes.
 
     ``pairs``: an engine's fallback and the candidates that could win its cells; ``owed``: the share of a
-    column's checks that is missing, by route.
+    column's checks that is missing, by route; ``proof_s``: predicted for all checks of one route.
     """
 
-    routes: Mapping[str, Route]
     pairs: tuple[tuple[str, tuple[str, ...]], ...]
     owed: Mapping[str, float]
+    proof_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Adaptive:
     ) -> None:
         self._run = run
         self._deadline = deadline
-        self._pace = pace
+        self.pace = pace
         self._provers = provers
         self._weights = weights
         self._device = run.target.facts.device
@@ -155,7 +155,9 @@ class Adaptive:
         self._items = {item.number: item for item in run.cells}
         self._times: dict[int, list[_Times]] = {}
         self._looks: dict[int, Mapping[str, float]] = {}
-        self._standings: dict[Column, _Standing] = {}
+        self._standings: dict[str, _Standing] = {}  # by column id
+        self._seconds: dict[tuple[int, int], float] = {}  # of timing, by cell number and routes
+        self._factors: dict[str, float] = {}
         self._state = _State()
         self._chosen = -1
         self._together: dict[int, tuple[Column, ...]] = {}  # columns that a pick's proof touched
@@ -222,7 +224,7 @@ class Adaptive:
             state.tried |= {(item.number, name) for name in choice.winners}
             if decision is not None or not self.hope(item).winners:
                 state.pending.pop(item.number, None)
-        self._run.queue.note(KEPT, self._pace.to_dict())
+        self._run.queue.note(KEPT, self.pace.to_dict())
 
     def give_back(self, pick: Pick, decision: Decision | None) -> None:
         """See :class:`autotune.tuner.strategy.Strategy`."""
@@ -247,14 +249,18 @@ class Adaptive:
     def choices(self, free: Callable[[Column], bool] = anything) -> list[Choice]:
         """What could be done now, the best first; cheapest first among equals."""
         state = self._state
-        waiting: dict[Column, list[StudyCell]] = {}
-        busy = {self._items[number].cell.column for number in state.out}
-        busy.update(column for columns in self._together.values() for column in columns)
+        self._factors = {name: self.pace.factor(name) for name in (PROOF, TIMING, SEARCH)}
+        busy = {self._items[number].cell.column.id for number in state.out}
+        busy.update(column.id for columns in self._together.values() for column in columns)
+        waiting: dict[
+            str, list[StudyCell]
+        ] = {}  # by column id, which is not hashed anew
         for item in state.pending.values():
-            if item.cell.column not in busy and free(item.cell.column):
-                waiting.setdefault(item.cell.column, []).append(item)
-        hopes = self._hopes([item for items in waiting.values() for item in items])
-        found = [self._choice(column, items, hopes) for column, items in waiting.items()]
+            if item.cell.column.id not in busy:
+                waiting.setdefault(item.cell.column.id, []).append(item)
+        open_ones = [items for items in waiting.values() if free(items[0].cell.column)]
+        hopes = self._hopes([item for items in open_ones for item in items])
+        found = [self._choice(items[0].cell.column, items, hopes) for items in open_ones]
         return sorted(found, key=lambda each: (-each.score, each.item.position))
 
     def hope(self, item: StudyCell) -> Hope:
@@ -278,12 +284,12 @@ class Adaptive:
         unseen = item.number not in self._looks and not hope.timed and item.cell.id not in self._state.again
         if not unseen or not hope.winners or proof_s == 0.0:
             return ()
-        standing = self._standings[item.cell.column]
+        standing = self._standings[item.cell.column.id]
         routes = tuple(dict.fromkeys((*(f for f, _ in standing.pairs), *hope.winners, *hope.rivals)))
-        one = predict_proof(item.cell.column, self._device, 1) * self._pace.factor(PROOF)
+        one = standing.proof_s * self._factors[PROOF]
         saved = hope.in_vain * proof_s + hope.misled * one
         cost = predict_look(item.cell, self._device, look_settings(self._device), len(routes))
-        return routes if saved > cost * self._pace.factor(SEARCH) else ()
+        return routes if saved > cost * self._factors[SEARCH] else ()
 
     def _proofs(self, choice: Choice, choices: Sequence[Choice], left: float) -> tuple[Wanted, ...]:
         """The choice's proof; several children run those of the next columns with it.
@@ -302,13 +308,16 @@ class Adaptive:
         return tuple(Wanted(item, each.winners) for each in together for item in each.taken)
 
     def _timing_s(self, item: StudyCell, hope: Hope) -> float:
-        return predict(item.cell, self._device, 1 + max(1, len(hope.winners))) * self._pace.factor(TIMING)
+        routes = 1 + max(1, len(hope.winners))
+        if (seconds := self._seconds.get((item.number, routes))) is None:
+            seconds = self._seconds[item.number, routes] = predict(item.cell, self._device, routes)
+        return seconds * self._factors[TIMING]
 
     def _proof_s(self, column: Column, winners: frozenset[str]) -> float:
-        standing = self._standings[column]
+        standing = self._standings[column.id]
         routes = {fallback for fallback, _ in standing.pairs} | winners
         owed = sum(standing.owed.get(name, 0.0) for name in routes)
-        return owed * predict_proof(column, self._device, 1) * self._pace.factor(PROOF)
+        return owed * standing.proof_s * self._factors[PROOF]
 
     def _weight(self, item: StudyCell) -> float:
         return 1.0 if self._weights is None else self._weights.get(item.cell.id, 0.0)
@@ -331,7 +340,7 @@ class Adaptive:
     def _pairs_of(self, item: StudyCell) -> list[tuple[str, str]]:
         return [
             (fallback, name)
-            for fallback, names in self._standings[item.cell.column].pairs
+            for fallback, names in self._standings[item.cell.column.id].pairs
             for name in names
             if (item.number, name) not in self._state.tried
         ]
@@ -407,7 +416,8 @@ class Adaptive:
             routes |= {route.name: route for route in lineup.runners}
             pairs.append((lineup.fallback.name, tuple(names)))
         owed = {name: run.book.owed(route, column, (), run.target.device) for name, route in routes.items()}
-        self._standings[column] = _Standing(routes, tuple(dict.fromkeys(pairs)), owed)
+        proof_s = predict_proof(column, self._device, 1)
+        self._standings[column.id] = _Standing(tuple(dict.fromkeys(pairs)), owed, proof_s)
 
     def _unsafe(self, route: Route, column: Column) -> bool:
         return self._run.book.verdict(route, column, self._run.target.device).status is Status.UNSAFE

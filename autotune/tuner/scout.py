@@ -102,7 +102,8 @@ class Scout:
             return Look(said=str(error))
         if not isinstance(outcome, Completed):
             return Look(said=explain(outcome))
-        times = {name: median(objective(each, name) for each in rounds) for name in routes if rounds}
+        seen = {name: [objective(each, name) for each in rounds if name in each.run_us] for name in routes}
+        times = {name: median(found) for name, found in seen.items() if found}
         if not times or min(times.values()) <= 0:
             return Look(said="it gave no rounds")
         return Look(times)

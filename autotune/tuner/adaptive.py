@@ -252,9 +252,7 @@ class Adaptive:
         self._factors = {name: self.pace.factor(name) for name in (PROOF, TIMING, SEARCH)}
         busy = {self._items[number].cell.column.id for number in state.out}
         busy.update(column.id for columns in self._together.values() for column in columns)
-        waiting: dict[
-            str, list[StudyCell]
-        ] = {}  # by column id, which is not hashed anew
+        waiting: dict[str, list[StudyCell]] = {}  # by column id, which is not hashed anew
         for item in state.pending.values():
             if item.cell.column.id not in busy:
                 waiting.setdefault(item.cell.column.id, []).append(item)

@@ -186,7 +186,7 @@ class Tuner:
             items = [it for it in self._run.cells if it.cell.id in decided and it.cell.id not in given_up]
             for item in items:
                 if not self._deadline.passed and not self._strategy.settled(item.cell):
-                    self._settle(Pick(item, again=True), hands)
+                    self._settle(Pick(item, again=True), hands, told=True)
             if self._deadline.passed or not recheck.agree([item.cell for item in items]):
                 return
 
@@ -270,15 +270,22 @@ class Tuner:
                 self._run.queue.abandon(item, TrialState.INTERRUPTED)
             raise
 
-    def _settle(self, pick: Pick, hands: _Hands, lane: LaneAtWork | None = None) -> Decision | None:
+    def _settle(
+        self, pick: Pick, hands: _Hands, lane: LaneAtWork | None = None, *, told: bool = False
+    ) -> Decision | None:
         """The decision of a cell, stored; None if it stays open, as after a look. Its trial covers its proof,
-        so that a kill there is counted."""
+        so that a kill there is counted.
+
+        Args:
+            told: whoever watches has been told of the cell's decision, and counts it.
+        """
         item = pick.item
         if pick.look:
             self._look(pick, hands.scout)
             return None
         with self._trial_of(item):
-            self._listener.cell_started(item.cell)
+            if not told:
+                self._listener.cell_started(item.cell)
             if pick.prove:
                 self._prove(pick.prove, hands.prover)
             if lane is not None:
@@ -292,7 +299,8 @@ class Tuner:
             self._run.queue.amend(item, decision)
         else:
             self._run.queue.finish(item, decision)
-        self._listener.cell_done(item.cell, decision)
+        if not told:
+            self._listener.cell_done(item.cell, decision)
         return decision
 
     def _amend(self) -> int:

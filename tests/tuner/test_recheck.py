@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from autotune.bench.record import Round
 from autotune.domain.cell import Cell
-from autotune.domain.decision import Reason
+from autotune.domain.decision import Decision, Reason
 from autotune.domain.fingerprint import Facts, Scalar
 from autotune.domain.verdict import FailureKind, Status, UnprovenReason
 from autotune.table.dump import dump_table
 from autotune.table.load import load_table
 from autotune.tuner import sample
 from autotune.tuner.book import TIMING
+from autotune.tuner.crew import Crew
+from autotune.tuner.deadline import Deadline
 from autotune.tuner.publish import accusations, build, decide_all
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.sample import ROUNDS, draw, due
 from autotune.tuner.target import Target
+from autotune.tuner.tuner import Tuner
 from autotune.worker.base import Broken, Failed, Outcome
 from autotune.worker.jobs import ProveJob, TimeJob
+from autotune.worker.worker import Worker
 from tests.console import SIX, TINY
-from tests.tuner.scripted import ScriptedWorker, opened, routes, sweep, target
+from tests.tuner.scripted import ScriptedWorker, Silent, opened, routes, sweep, target
 
 FAST = routes("fast")
 HARDWARE: dict[str, Scalar] = {"name": "Test CPU", "cores": 2, "threads": 1, "isa": ""}
@@ -154,6 +158,25 @@ def test_a_raised_margin_takes_claims_back(tmp_path: Path) -> None:
         assert build(run)[0].policy.margin == 0.1179
         timings = run.repository.timings(run.study, run.cells[0].cell)
         assert {row.route: row.summary for row in timings}["fast"]["graph"]["speedup"] == pytest.approx(1.1)
+
+
+def test_no_cell_is_counted_twice(tmp_path: Path) -> None:
+    """A cell that the raised margin opens again was told of when it was settled."""
+    told: list[str] = []
+
+    class Counting(Silent):
+        def cell_done(self, cell: Cell, decision: Decision) -> None:
+            told.append(cell.id)
+
+        def rechecking(self, cells: int, why: str) -> None:
+            told.append(f"{cells} again")
+
+    worker = SecondWorker(speed=lambda cell, again, index: 1.175 if again else 1.13 if index % 4 else 1.10)
+    with opened(tmp_path, FAST, SIX_CELLS) as run:
+        workers = [cast(Worker, worker)]
+        Tuner(run, Crew(workers), workers[0], Counting(), Deadline(None), None).sweep()
+        assert len(run.repository.rounds(run.study, run.cells[0].cell)) > 16
+        assert sorted(told) == sorted([*(item.cell.id for item in run.cells), "6 again"])
 
 
 def test_what_claimed_at_the_floor_is_timed_on_under_the_raised_margin(tmp_path: Path) -> None:

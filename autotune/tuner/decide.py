@@ -183,7 +183,7 @@ def plan_next(
     timed along: only common rounds compare them. A route that another winner beats can no longer win, whether
     it claims or not, and leaves; so does one that could not claim in all the rounds that are left.
     """
-    if _blocked(evidence) or _used_up(evidence.rounds, test.max_rounds):
+    if _blocked(evidence):
         return ()
     live = {name for question in questions for name in _live(evidence, test, question)}
     return (evidence.fallback, *(c.name for c in evidence.candidates if c.name in live)) if live else ()
@@ -220,9 +220,9 @@ def _live(evidence: Evidence, test: SignTest, question: Question) -> set[str]:
         if standing.state is State.CONTINUE
         and not (standing.candidate.deployable and _beaten(standing, winners, rounds, test, objective))
     ]
-    left = test.max_rounds - _count(rounds)
+    left = {each.name: rounds_left(rounds, each.name, test.max_rounds) for each in unbeaten}
     contested = any(
-        _contestable(a, b, rounds, test, objective, left)
+        _contestable(a, b, rounds, test, objective, min(left[a.name], left[b.name]))
         for i, a in enumerate(unbeaten)
         for b in unbeaten[i + 1 :]
     )
@@ -282,7 +282,7 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
             continue
         ratios = paired_ratios(evidence.rounds, evidence.fallback, candidate.name, objective, test.unit)
         prepares = [r.prepare_us[candidate.name] for r in evidence.rounds if candidate.name in r.prepare_us]
-        progress = progress_of(ratios, evidence.rounds, test)
+        progress = progress_of(candidate.name, ratios, evidence.rounds, test)
         bound = test.lower_bound(ratios)
         near = progress.state is State.CLAIM and bound is not None and bound <= until
         again = (
@@ -298,25 +298,36 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
                 speedup_low=bound,
                 prepare_us=median(prepares) if prepares else None,
                 near=near,
-                second=progress_of(again, evidence.again, second) if near and evidence.again else None,
+                second=progress_of(candidate.name, again, evidence.again, second)
+                if near and evidence.again
+                else None,
             )
         )
     return tuple(standings)
 
 
-def progress_of(ratios: Sequence[float], rounds: Sequence[Round], test: SignTest) -> Progress:
-    """Where the test of one candidate stands after its ``ratios``; ``rounds`` are all of the cell's.
+def rounds_left(rounds: Sequence[Round], name: str, most: int) -> int:
+    """Rounds of a cell that are left to a route: ``most`` from the first one that it was in.
+
+    One that is proven late, when the others have had theirs, has its own ahead of it.
+    """
+    first = min((r.index for r in rounds if name in r.run_us), default=None)
+    return most if first is None else max(0, most - (_count(rounds) - first))
+
+
+def progress_of(name: str, ratios: Sequence[float], rounds: Sequence[Round], test: SignTest) -> Progress:
+    """Where the test of candidate ``name`` stands after its ``ratios``; ``rounds`` are all of the cell's.
 
     Its chance may be gone, and its answer is open while too many rounds were dropped.
     """
     progress = test.follow(ratios)
-    left = test.max_rounds - _count(rounds)
+    left = rounds_left(rounds, name, test.max_rounds)
     if _disturbed(rounds):  # more rounds may outweigh the dropped ones; to look on is allowed at any stop
         progress = replace(progress, state=State.CONTINUE)
     # a block may be begun already
     elif test.hopeless(progress, -(-left // test.unit.rounds)):
         progress = replace(progress, state=State.EXHAUSTED)
-    if left <= 0 and progress.state is State.CONTINUE:  # it joined late and missed some rounds
+    if left <= 0 and progress.state is State.CONTINUE:  # it was not in all of its rounds
         progress = replace(progress, state=State.EXHAUSTED)
     return progress
 
@@ -327,10 +338,6 @@ def _claims(progress: Progress) -> bool:
 
 def _count(rounds: Sequence[Round]) -> int:
     return max((r.index for r in rounds), default=-1) + 1
-
-
-def _used_up(rounds: Sequence[Round], most: int) -> bool:
-    return _count(rounds) >= most
 
 
 def _disturbed(rounds: Sequence[Round]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.bench.record import CHUNK, MIN_GROUP_MS, Round, RoundSettings
 from autotune.domain.verdict import CheckResult, CheckStatus, UnprovenReason
 from autotune.tuner.book import TIMING, TIMING_VERSION
+from autotune.tuner.decide import rounds_left
 from autotune.tuner.prover import seed_of
 from autotune.tuner.trouble import explain
 from autotune.worker.base import Broken, Failed, JobError, ProtocolError
@@ -87,13 +88,14 @@ class Racer:
             if self._deadline.passed:
                 break
             rounds = list(evidence.rounds)
+            most = self._judges[0].test.max_rounds
             ended = self.time(
                 cell,
                 live,
                 routes,
                 seed=seed,
                 first=len(rounds),
-                most=self._judges[0].test.max_rounds,
+                most=len(rounds) + max(rounds_left(rounds, name, most) for name in live[1:]),
                 keep=self._keep(cell, evidences, rounds),
             )
             evidence = replace(evidence, rounds=tuple(rounds))

@@ -43,7 +43,11 @@ def test_independent_rounds_keep_what_is_stated_and_a_drift_does_not() -> None:
     assert kept.broken < 0.05 + 3 * (0.05 * 0.95 / 1_000) ** 0.5
     assert kept.naive["median10"] > 0.4
     steps = [false_claims.at_the_margin(values + np.repeat([0.0, 3.0], 64)) for values in white]
-    assert false_claims.resample(steps, 1_000, 16, seed=1).broken > 0.3
+    stepped = false_claims.resample(steps, 1_000, 16, seed=1)
+    assert stepped.broken > 0.3
+    assert 0.0 < stepped.stands < stepped.broken  # a second process takes claims away
+    assert (stepped.agreed <= stepped.claims).all()
+    assert kept.stands <= kept.broken
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from autotune.tuner.decide import (
     decide,
     plan_next,
     plan_second,
+    rounds_left,
 )
 
 SAFE = Verdict(Status.SAFE)
@@ -342,12 +343,19 @@ def test_a_second_process_on_a_slowed_device_is_timed_on() -> None:
     assert plan_second(again, TEST, questions=[Question(tau=0.02)]) == ("ctx", "fast")
 
 
-def test_plan_ends_when_the_rounds_are_used_up_even_for_a_late_route() -> None:
+def test_a_route_that_joined_late_has_its_own_rounds_ahead() -> None:
     late = Candidate("late", SAFE)
     rounds = rounds_of(120, ctx=20.0, fast=20.0) + rounds_of(8, first=120, ctx=20.0, fast=20.0, late=10.0)
+    assert [rounds_left(rounds, name, 128) for name in ("fast", "late", "new")] == [0, 120, 128]
     known = evidence(FAST, late, rounds=rounds)
-    assert plan_next(known, TEST) == ()
-    assert decide(known, TEST).standings[1].state is State.EXHAUSTED
+    assert plan_next(known, TEST) == ("ctx", "late")
+    assert decide(known, TEST).decision.reason is Reason.UNPROVEN
+    won = evidence(FAST, late, rounds=rounds + rounds_of(24, first=128, ctx=20.0, late=10.0))
+    assert decide(won, TEST).decision.route == "late"
+    assert plan_next(won, TEST) == ()
+    spent = evidence(FAST, late, rounds=rounds + rounds_of(120, first=128, ctx=20.0, late=20.0))
+    assert plan_next(spent, TEST) == ()
+    assert decide(spent, TEST).decision.route is None
 
 
 def test_dropped_rounds_do_not_count_and_too_many_of_them_leave_the_cell_undecided() -> None:

@@ -8,13 +8,16 @@ recorded rounds; a share is of what settling every recorded cell gains. Time is 
 
 Orders:
 
-    adaptive    ``--strategy adaptive`` on the real tuner, weighed by the traffic, until everything is settled
+    adaptive   ``--strategy adaptive`` on the real tuner, weighed by the traffic, until everything is settled
     cheapest   what ``--strategy exhaustive`` does: cheapest column first by the cost model
     grid       as the space lists its cells
     random     mean over 20 shuffles (seeds 0 to 19) of whole cells
-    oracle     knows every gain and every cost and proves only the winner beside the fallback: the prefix of
-               a column's cells with the most gain per second first, its proof counted once. Within one
-               column's cost of the exact knapsack with that much time
+    oracle     knows every gain and every cost; proves and times only the winner beside the fallback, and only
+               cells that gain: the prefix of a column's cells with the most gain per second first, its proof
+               counted once. Greedy, so within one column's cost of the exact knapsack
+
+All are charged alike, as a replay charges: a proof once, and rounds of the routes that race until every
+objective is final. Cheapest, grid and random race all routes.
 
 Traffic, written as ``DIR/<name>.jsonl`` in the format of an engine's own counts:
 
@@ -38,16 +41,22 @@ from math import exp, log2
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.bench.eprocess import SignTest, Unit
+from autotune.bench.objective import paired_ratios
 from autotune.cli.context import all_routes, ask, target
 from autotune.domain.traffic import ShapeCount
+from autotune.replay.pace import RecordedPace
 from autotune.replay.read import read_recording
 from autotune.replay.replay import gain_of, replay
 from autotune.replay.routes import recorded_routes
 from autotune.space.traffic import weigh
+from autotune.tuner.objectives import Objectives
+from autotune.tuner.run import ALPHA
 
 if TYPE_CHECKING:
+    from autotune.bench.objective import Objective
     from autotune.domain.cell import Cell, Column
-    from autotune.replay.recording import Recording
+    from autotune.replay.recording import RecordedTiming, Recording
     from autotune.routes.base import Route
     from autotune.tuner.target import Target
 
@@ -72,8 +81,8 @@ class Costs:
     timing: Mapping[str, float]
 
     @classmethod
-    def of(cls, recording: Recording) -> Costs:
-        """Those of a recording."""
+    def of(cls, recording: Recording, timing: Mapping[str, float]) -> Costs:
+        """A recording's proofs, and timings worked out elsewhere."""
         column: dict[tuple[Column, str], float] = defaultdict(float)
         cell: dict[tuple[str, str], float] = defaultdict(float)
         for check in recording.checks:
@@ -81,7 +90,7 @@ class Costs:
                 column[check.column, check.route] += check.seconds
             else:
                 cell[check.cell_id, check.route] += check.seconds
-        return cls(column, cell, {name: timing.seconds for name, timing in recording.timings.items()})
+        return cls(column, cell, timing)
 
     def settle(self, cell: Cell, routes: Iterable[str], proven: set[tuple[Column, str]]) -> float:
         """Seconds that settling ``cell`` takes, with proofs of ``routes``; extends ``proven``."""
@@ -92,6 +101,30 @@ class Costs:
                 proven.add((cell.column, name))
                 seconds += self.column.get((cell.column, name), 0.0)
         return seconds
+
+
+def charged(
+    queue: Sequence[Cell], taken: Mapping[str, float], proofs: Costs, routes: Sequence[str]
+) -> dict[str, float]:
+    """Timing of each cell as an exhaustive replay was charged: what its cells took, less their proofs."""
+    proven: set[tuple[Column, str]] = set()
+    return {cell.id: taken[cell.id] - proofs.settle(cell, routes, proven) for cell in queue}
+
+
+def least_timing(
+    timing: RecordedTiming, pair: tuple[str, str], test: SignTest, objectives: Iterable[Objective]
+) -> float:
+    """Seconds of timing ``pair`` (fallback, winner) alone until no objective needs another chunk."""
+    rounds, pace = timing.rounds, RecordedPace(timing)
+    wanted, seen = list(objectives), 0
+    seconds = pace.start(pair)
+    while seen < len(rounds) and any(
+        not test.follow(paired_ratios(rounds[:seen], *pair, each, test.unit)).state.final for each in wanted
+    ):
+        until = pace.chunk_end(seen)
+        seconds += sum(pace.seconds(i, pair) for i in range(seen, until))
+        seen = until
+    return seconds
 
 
 def curve_of(
@@ -203,14 +236,25 @@ def main() -> int:
     answers = {each.item.cell.id: each for each in next(iter(whole.answers.values())) if each.final}
     queue = [each.item.cell for each in answers.values()]
     listed = [item.cell for item in asked.grid.cells if item.cell.id in answers]
-    costs = Costs.of(recording)
+    every = tuple(routes)
+    proofs = Costs.of(recording, dict.fromkeys(answers, 0.0))
+    costs = replace(proofs, timing=charged(queue, whole.costs, proofs, every))
     fallback = {cell.column: _fallback(there, routes, cell.column) for cell in queue}
 
     def winner(cell: Cell) -> tuple[str, ...]:
         route = answers[cell.id].decision.route
         return (fallback[cell.column], *(() if route is None else (route,)))
 
-    every = tuple(routes)
+    study = recording.study
+    test = SignTest(study.margin, study.multiplicity, ALPHA, unit=Unit(study.unit))
+    objectives = Objectives(study.objectives, asked.grid.entries)
+    least = dict(costs.timing)
+    for cell in queue:
+        if (route := answers[cell.id].decision.route) is not None:
+            wanted = objectives.of(cell.column).values()
+            pair = (fallback[cell.column], route)
+            least[cell.id] = least_timing(recording.timings[cell.id], pair, test, wanted)
+    cheap = replace(costs, timing=least)
     curves: dict[str, dict[str, list[Curve]]] = {}
     for traffic in ("uniform", "fleet", "one-server"):
         lines = shapes(traffic, [item.cell for item in asked.grid.cells])
@@ -236,7 +280,7 @@ def main() -> int:
         )
         curves[traffic] = {
             "adaptive": [list(found.curve)],
-            "oracle": [curve_of(oracle_order(queue, gains, costs, winner), gains, costs, winner)],
+            "oracle": [curve_of(oracle_order(queue, gains, cheap, winner), gains, cheap, winner)],
             "cheapest": [curve_of(queue, gains, costs, lambda _: every)],
             "grid": [curve_of(listed, gains, costs, lambda _: every)],
             "random": shuffled,
@@ -255,6 +299,10 @@ def main() -> int:
             ]
             mean = sum(area(curve, most, end) for curve in each) / len(each)
             print(f"{traffic:12} {name:10} {ends[0]:>10} {ends[1]:>10} {mean:11.3f}")
+        beaten = time_to(orders["adaptive"][0], options.share * most)
+        bound = time_to(orders["oracle"][0], options.share * most)
+        if beaten is not None and bound is not None and beaten < bound:
+            print(f"{traffic}: adaptive reaches {options.share:.0%} before the oracle: compare no further")
     return 0 if options.plot is None else _plot(curves, options.plot)
 
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from autotune.bench.record import RoundSettings
 from autotune.checks import registry
 from autotune.domain.cell import Cell, Column
 from autotune.domain.verdict import CheckStatus, FailureKind, UnprovenReason
+from autotune.replay.pace import RecordedPace
 from autotune.tuner.book import TIMING
 from autotune.tuner.prover import seed_of
 from autotune.worker.base import Broken, Completed, Failed, Outcome
@@ -116,7 +116,7 @@ class RecordedWorker:
         if timing is None or job.seed != seed_of(self._seed, cell.id, TIMING):
             return self._ended(cell, job.first_round)
         live, at, reported = job.routes, job.first_round, 0
-        rounds, pace, most = timing.rounds, _Pace(timing), RoundSettings(**job.settings).chunk
+        rounds, pace, most = timing.rounds, RecordedPace(timing), RoundSettings(**job.settings).chunk
         while True:
             following = rounds[at] if at < len(rounds) else None
             if died := self._died(cell, live, following):
@@ -145,7 +145,7 @@ class RecordedWorker:
         both = [each for each in timing.rounds if all(name in each.run_us for name in job.routes)][:most]
         if not both:
             return self._ended(cell, 0)
-        pace = _Pace(timing)
+        pace = RecordedPace(timing)
         self._clock.advance(pace.start(job.routes))
         self._clock.advance(sum(pace.seconds(each.index, job.routes) for each in both))
         found = [replace(each, index=i) for i, each in enumerate(_restricted(both, job.routes))]
@@ -170,47 +170,6 @@ class RecordedWorker:
     def _ended(self, cell: Cell, at: int) -> Broken:
         self.missing_rounds.add(cell.id)
         return Broken(UnprovenReason.BUDGET, f"{NOT_RECORDED}: rounds from {at} on", "")
-
-
-class _Pace:
-    """How long a cell's recorded rounds took, each for itself."""
-
-    def __init__(self, timing: RecordedTiming) -> None:
-        self._rounds = timing.rounds
-        first = 0
-        self._ends: list[int] = []
-        per_round: list[float] = []
-        for size, seconds in timing.chunks:
-            first += size
-            self._ends += [first] * size
-            per_round += [seconds / size] * size
-        size, seconds = timing.chunks[0]
-        later = [seconds / size for size, seconds in timing.chunks[1:]]
-        usual = median(later) if later else max(_groups(each) for each in self._rounds)
-        self._start = max(0.0, seconds - usual * size)
-        per_round[:size] = [(seconds - self._start) / size] * size
-        self._per_round = per_round
-
-    def chunk_end(self, at: int) -> int:
-        """One past the last round of the chunk that holds round ``at``."""
-        return self._ends[at]
-
-    def start(self, live: Sequence[str]) -> float:
-        """Seconds before the first round of a job."""
-        return self._start * min(1.0, len(live) / len(self._rounds[0].order))
-
-    def seconds(self, index: int, live: Sequence[str]) -> float:
-        """Seconds of a round with only ``live`` of its routes."""
-        whole = self._rounds[index]
-        share = _groups(whole, live) / _groups(whole)
-        return self._per_round[index] * share
-
-
-def _groups(each: Round, live: Sequence[str] | None = None) -> float:
-    """Seconds that the routes' groups of calls ran: their share of a round."""
-    return (
-        sum(us * each.calls[name] for name, us in each.run_us.items() if live is None or name in live) / 1e6
-    )
 
 
 def _restricted(rounds: Sequence[Round], live: Sequence[str]) -> Iterator[Round]:

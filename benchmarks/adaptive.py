@@ -319,6 +319,10 @@ def _fallback(there: Target, routes: Mapping[str, Route], column: Column) -> str
     return found.name
 
 
+# A line of a picture needs no more.
+POINTS = 150
+
+
 def _plot(curves: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path) -> int:
     try:
         from matplotlib.figure import Figure
@@ -331,9 +335,10 @@ def _plot(curves: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path) -> in
         most = found["cheapest"][0][-1][1]
         for name, each in found.items():
             for number, curve in enumerate(each):
+                shown = [*curve[:: max(1, len(curve) // POINTS)], curve[-1]]
                 axes.step(
-                    [0.0, *(seconds for seconds, _ in curve)],
-                    [0.0, *(gain / most for _, gain in curve)],
+                    [0.0, *(seconds for seconds, _ in shown)],
+                    [0.0, *(gain / most for _, gain in shown)],
                     where="post",
                     color=f"C{list(found).index(name)}",
                     alpha=1.0 if len(each) == 1 else 0.15,
@@ -341,7 +346,7 @@ def _plot(curves: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path) -> in
                 )
         axes.set(title=traffic, xlabel="recorded seconds", ylabel="share of the gain", ylim=(0.0, 1.02))
         axes.legend()
-    figure.savefig(path)
+    figure.savefig(path, dpi=80)
     print(f"written: {path}")
     return 0
 

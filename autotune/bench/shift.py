@@ -10,17 +10,23 @@ largest of 8, the 17th of 24, and comes down to the median as cells are added: c
 few. For normal shifts the 17th of 24 lies at their standard deviation, so that 3 tau is three of these; seven
 wild cells of the 24 do not move it.
 
+**The noise of the two medians** is taken out of each shift before the rank is. With noise of standard error e
+on top of a shift whose standard deviation is t, the median of |s| is c sqrt(t^2 + e^2), c = 0.6745; so s
+counts as sqrt(s^2 - c^2 e^2), and as 0 where it is less than noise alone would make it. The rank then bounds
+c t as it bounds the median of noiseless shifts. This step does assume normal shifts and medians; e comes from
+the median absolute deviation within each process, and where rounds resemble their neighbours it is too small:
+tau is larger then, never smaller. Where shifts are nothing but noise, three quarters of it stay in tau.
+
 Shifts of several candidates in one cell share that cell's processes: they are pooled, and the rank is taken
 from the number of cells. Cells that were re-timed in one child share that child too, which the bound does not
-see. Nothing is subtracted for the noise of the two medians: it makes tau larger, and claims fewer, on a noisy
-machine.
+see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import ceil, comb, log
+from math import ceil, comb, log, pi, sqrt
 from statistics import median
 
 # Fewer cells admit no 95 % bound at all: P(Binomial(4, 1/2) = 4) is 6 %.
@@ -33,13 +39,26 @@ MOST = 0.33
 TAUS = 3
 
 
+# The median of |X| for a standard normal X.
+_HALF = 0.6744897501960817
+
+
 def shift(first: Sequence[float], second: Sequence[float]) -> float:
-    """|log(median(second) / median(first))| of positive ratios.
+    """|log(median(second) / median(first))| of positive ratios, less the noise of the medians.
 
     Raises:
         statistics.StatisticsError: one of them is empty.
     """
-    return abs(log(median(second) / median(first)))
+    moved = log(median(second) / median(first))
+    noise = sum(_variance([log(ratio) for ratio in each]) for each in (first, second))
+    return sqrt(max(0.0, moved**2 - _HALF**2 * noise))
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Of the median of normal values: pi / 2 of the mean's; their own from the median absolute deviation."""
+    middle = median(values)
+    spread = median(abs(value - middle) for value in values) / _HALF
+    return pi / 2 * spread**2 / len(values)
 
 
 @cache

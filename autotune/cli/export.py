@@ -104,7 +104,7 @@ def command(
         there, routes = _stored(database, asked, hardware, only)
         writable(out)
         with open_run(database, there, routes, tuning=False) as run:
-            settled = sum(run.judge.settled(item.cell) for item in run.cells)
+            settled = sum(run.settled(item.cell) for item in run.cells)
             run.weigh(layers, hidden_prepare or 0.0)
             return report(run, Progress(len(run.cells), settled, 0, False), out, json, objective)
 

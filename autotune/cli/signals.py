@@ -65,7 +65,12 @@ class _Interruption:
         self._timer = self._timer or timer
 
     def end(self) -> None:
-        """Give the alarm back as it was found."""
+        """No alarm of ours comes any more: by default one would kill the process."""
+        if self._timer is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def give_back(self) -> None:
+        """The alarm as it was found, once its own handler is back."""
         if self._timer is not None:
             signal.setitimer(signal.ITIMER_REAL, *self._timer)
 
@@ -99,7 +104,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
+        interruption.end()
         sys.unraisablehook = report
         for each, handler in before.items():
             signal.signal(each, handler)
-        interruption.end()
+        interruption.give_back()

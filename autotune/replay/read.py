@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import lzma
+import math
 import shutil
 import sqlite3
 import tempfile
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from autotune.bench.eprocess import SignTest, Unit
 from autotune.replay import study_file, thinned_file
 from autotune.replay.errors import RecordingError
 from autotune.store.errors import StoreError, one_line
+from autotune.tuner.objectives import Objectives
 
 if TYPE_CHECKING:
     from autotune.replay.recording import Recording
@@ -50,7 +53,7 @@ def read_recording(path: Path, choose: Choose) -> Recording:
                     f"{path}: is neither an SQLite database nor one packed with xz; name the database of a "
                     "run, or what scripts/thin_evidence.py wrote"
                 )
-            return _read(copy, str(path), choose)
+            return _sound(_read(copy, str(path), choose))
         except (sqlite3.Error, StoreError) as error:
             said = one_line(error).replace(str(copy), str(path))
             where = "" if said.startswith(str(path)) else f"{path}: "
@@ -67,6 +70,29 @@ def _read(copy: Path, where: str, choose: Choose) -> Recording:
     if thinned_file.TABLE in tables:
         return thinned_file.read_thinned(copy, where, choose)
     return study_file.read_study(copy, where, choose)
+
+
+def _sound(recording: Recording) -> Recording:
+    """``recording``, if a study can be what it says it is, and its seconds are some.
+
+    Raises:
+        RecordingError: otherwise.
+    """
+    study = recording.study
+    try:
+        SignTest(study.margin, study.multiplicity, unit=Unit(study.unit))
+        Objectives(study.objectives, ())
+        chunks = [chunk for timing in recording.timings.values() for chunk in timing.chunks]
+        wrong: list[object] = [size for size, _ in chunks if type(size) is not int or size < 1]
+        times = [*(seconds for _, seconds in chunks), *(check.seconds for check in recording.checks)]
+        wrong += [seconds for seconds in times if not 0.0 <= seconds < math.inf]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} rounds or seconds")
+    except (TypeError, ValueError) as error:
+        raise RecordingError(
+            f"{recording.where}: its study cannot be ({one_line(error)}); make the file again"
+        ) from None
+    return recording
 
 
 def _unpack(path: Path, copy: Path) -> None:

@@ -152,7 +152,7 @@ def read_thinned(path: Path, where: str, choose: Choose) -> Recording:
                     "it again with scripts/thin_evidence.py"
                 )
             return _read(connection, where, about, choose)
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise RecordingError(
                 f"{where}: a row that cannot be read ({type(error).__name__}: {error}); make the file "
                 "again with scripts/thin_evidence.py"

@@ -109,7 +109,7 @@ def summary_text(
     if open_cells and data["out_of_budget"]:
         lines[-1] += "; budget spent, the same command goes on"
     elif open_cells:
-        lines[-1] += "; the same command goes on"
+        lines[-1] += "; autotune run with the same flags goes on"
     if len(progress.devices) > 1:
         together = ", ".join(progress.devices)
         lines.append(f"measured with {len(progress.devices)} devices of this host at work: {together}")

@@ -179,6 +179,15 @@ class Judge:
         """Whether tau is known under any objective."""
         return any(self.tau(name) is not None for name in self.objectives.names)
 
+    def weigh(self, layers: int | None, hidden: float) -> None:
+        """Let ``step`` count these layers and this share as hidden, in answers and in its tau.
+
+        Raises:
+            ValueError: see :meth:`autotune.tuner.objectives.Objectives.weighed`.
+        """
+        self.objectives = self.objectives.weighed(layers, hidden)
+        self._taus_of = -1
+
     def raced(self, cell: Cell) -> None:
         """Told that rounds were added to a cell: tau may rest on them. All judges of a run share its book."""
         self._rechecks.raced(cell)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import autotune
 from autotune.bench.shift import margin_of
+from autotune.domain.decision import Decision, Reason
 from autotune.domain.verdict import CheckStatus
 from autotune.table.build import DecidedCell, build_table
 from autotune.table.dump import write_table
@@ -152,7 +153,27 @@ def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, t
         unsafe=accusations(run),
         quarantine=withdrawn,
     )
-    return table, cells
+    return table, tuple(_withheld(cell, withdrawn) for cell in cells)
+
+
+def _withheld(cell: DecidedCell, items: list[Quarantine]) -> DecidedCell:
+    """The cell as its letter says it: quarantines are no part of the decision."""
+    column = cell.cell.column
+    gone = {
+        item.route: item.reason
+        for item in items
+        if item.shape in (None, column.shape)
+        and item.dtypes in (None, column.dtypes)
+        and item.q_len in (None, column.q_len)
+        and item.batch_size in (None, column.batch_size)
+    }
+    if cell.fallback in gone:
+        detail = f"fallback {cell.fallback} is quarantined: {gone[cell.fallback]}"
+        return replace(cell, decision=Decision(None, Reason.NO_SAFE_ROUTE, detail))
+    route = cell.decision.route
+    if route is not None and route in gone:
+        return replace(cell, decision=Decision(None, Reason.QUARANTINED, f"{route}: {gone[route]}"))
+    return cell
 
 
 def publish(run: OpenedRun, folder: Path, objective: str | None = None) -> Published:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 # A cell takes a second or two; this only ends what the step watchdog does not see.
 TIMEOUT_S = 300.0
+# No call takes less or more: a ratio of two such times is positive and finite.
+LEAST_US, MOST_US = 1e-6, 1e12
 
 
 @dataclass(frozen=True)
@@ -121,16 +122,22 @@ class Racer:
 
         Args:
             live: names, the fallback first.
-            keep: gets each report, as rounds and as they came; it must commit them before it answers what the
-                child does next: go on with these routes, or not.
+            keep: gets each report, as rounds and as they came; it must commit them before it answers what is
+                next: these routes, or nothing. Routes that the child does not have open any more, or never
+                had, are left to another child.
         """
-        seen = first
+        seen, open_ones = first, set(live)
 
         def on_event(payload: Any) -> tuple[str, ...] | bool:
-            nonlocal seen
+            nonlocal seen, open_ones
             reported = read_rounds(payload, seen)
             seen += len(reported)
-            return keep(reported, payload["rounds"])
+            following = keep(reported, payload["rounds"])
+            if isinstance(following, tuple):
+                if not open_ones.issuperset(following):
+                    return False
+                open_ones = set(following)
+            return following
 
         device = self._target.facts.device
         settings = RoundSettings(min_group_ms=MIN_GROUP_MS[device], chunk=CHUNK[device], max_rounds=most)
@@ -242,9 +249,9 @@ def read_rounds(payload: Any, first: int) -> list[Round]:
     try:
         found = [Round.from_dict(data) for data in payload["rounds"]]
         sound = [each.index for each in found] == list(range(first, first + len(found))) and all(
-            0.0 <= us < math.inf
+            all(LEAST_US <= us < MOST_US for us in (*each.run_us.values(), *each.host_us.values()))
+            and all(0.0 <= us < MOST_US for us in each.prepare_us.values())
             for each in found
-            for us in (*each.run_us.values(), *each.prepare_us.values())
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ProtocolError(

@@ -1,9 +1,9 @@
 """Times cells again in fresh children: a sample of them to measure tau, and those whose claim is a near one.
 
-A sample's cell gets 16 rounds of every proven route, whatever they say. A near claim gets rounds until its
-own test has an answer, at most 64 of all later processes together. Every chunk is committed before anything
-is concluded from it; a child that dies is handled as in a race, its rounds stand, and the next child takes
-the next process number.
+A sample's cell gets 16 rounds (CUDA: 64) of every proven route, whatever they say. A near claim gets rounds
+until its own test has an answer, at most 64 of all later processes together, from the first that its route
+was in. Every chunk is committed before anything is concluded from it; a child that dies is handled as in a
+race, its rounds stand, and the next child takes the next process number.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import Status
-from autotune.tuner.decide import AGREE_ROUNDS
+from autotune.tuner.decide import AGREE_ROUNDS, rounds_left
 from autotune.tuner.prover import seed_of
-from autotune.tuner.sample import ROUNDS, draw, due
+from autotune.tuner.sample import ROUNDS_OF, draw, due
 from autotune.worker.base import Runs
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Rechecker:
             for item in run.cells
             if item.cell.id in decided and decided[item.cell.id].reason not in _UNTIMED
         }
+        self._rounds = ROUNDS_OF[run.target.facts.device]
         self._tried: set[str] = set()
         self._in_child = 0
         self._on = on
@@ -176,14 +177,16 @@ class Rechecker:
             if self._in_child >= CELLS_A_CHILD[self._run.target.facts.device]:
                 self._renew()
             self._in_child += 1
-            process, before = rechecks.next_process(cell), len(rechecks.rounds(cell))
+            process, before = rechecks.next_process(cell), rechecks.rounds(cell)
             ended = self._racer.time(
                 cell,
                 live,
                 self._run.judge.routes,
                 seed=seed_of(study.seed, cell.id, f"recheck {process}"),
                 first=0,
-                most=ROUNDS if sampled else AGREE_ROUNDS - before,
+                most=self._rounds
+                if sampled
+                else max(rounds_left(before, name, AGREE_ROUNDS) for name in live[1:]),
                 keep=self._keep(cell, process, sampled=sampled),
             )
             if not ended.again:
@@ -204,7 +207,7 @@ class Rechecker:
             if self._deadline.passed:
                 return False
             if sampled:
-                return seen < ROUNDS
+                return seen < self._rounds
             again = self._run.rechecks.rounds(cell)
             return self._second(cell, [replace(each, again=again) for each in evidences]) or False
 

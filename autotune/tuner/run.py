@@ -77,7 +77,7 @@ class OpenedRun:
             ValueError: fewer than one layer, or a share outside 0..1.
         """
         for judge in self.judges:
-            judge.objectives = judge.objectives.weighed(layers, hidden)
+            judge.weigh(layers, hidden)
 
     @property
     def queue(self) -> TrialQueue:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
     from autotune.domain.cell import Cell
 
-# Cells that are re-timed for tau, and rounds of each. 16 rounds put the median of a 3 % noise to 1 %, and let
-# a second process agree with a claim that 14 of them bear out.
+# Cells that are re-timed for tau, and the rounds that one needs to count. 16 put the median of a 3 % noise to
+# 1 %, and let a second process agree with a claim that 14 of them bear out.
 CELLS = 24
 ROUNDS = 16
+# Rounds that it gets. On CUDA a round takes a millisecond or two, and opening the cell hundreds.
+ROUNDS_OF = {"cpu": ROUNDS, "cuda": 64}
 # With so many cells timed the first are drawn, so that a study in many short calls gets its tau early. A
 # few more follow at every doubling: cells come in the order of the search, the costly ones late.
 FIRST, STEP = 8, 4

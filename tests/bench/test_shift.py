@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import comb, exp
+from math import comb, exp, pi
 from random import Random
 from statistics import median
 
@@ -31,6 +31,36 @@ def test_a_shift_has_no_direction() -> None:
     assert shift([1.0, 1.1, 1.2], [1.1]) == 0.0
     assert shift([1.0], [exp(0.02)]) == pytest.approx(0.02)
     assert shift([exp(0.02)], [1.0]) == pytest.approx(0.02)
+
+
+def test_the_noise_of_the_medians_is_taken_out() -> None:
+    # a spread of 0.01 / 0.6745 about each median: its variance is pi / 2 of that squared over 5
+    five = [exp(value) for value in (-0.02, -0.01, 0.0, 0.01, 0.02)]
+    moved = [ratio * exp(0.05) for ratio in five]
+    error = 2 * (pi / 2) * (0.01 / 0.6745) ** 2 / 5
+    assert shift(five, moved) == pytest.approx((0.05**2 - 0.6745**2 * error) ** 0.5, rel=1e-4)
+    assert shift(five, [ratio * exp(0.005) for ratio in five]) == 0.0
+
+
+def test_noise_alone_makes_less_tau_than_it_is_and_a_shift_under_noise_is_bounded() -> None:
+    rng = Random(17)
+
+    def study(true: float, noise: float, rounds: int) -> float:
+        shifts = {}
+        for cell in range(24):
+            there = rng.gauss(0.0, true)
+            one = [exp(rng.gauss(0.0, noise)) for _ in range(rounds)]
+            two = [exp(there + rng.gauss(0.0, noise)) for _ in range(rounds)]
+            shifts[str(cell)] = [shift(one, two)]
+        found = tau_of(shifts)
+        assert found is not None
+        return found
+
+    error = (2 * pi / 2 * 0.03**2 / 32) ** 0.5  # of the difference of two medians: 0.94 %
+    assert median(study(0.0, 0.03, 32) for _ in range(60)) < 0.9 * error
+    true = 0.6745 * 0.01
+    below = sum(study(0.01, 0.03, 32) < true for _ in range(300))
+    assert below <= 0.08 * 300  # 5 % stated; 8 % is 2.4 deviations of 300 more
 
 
 def test_too_few_cells_say_nothing_however_many_candidates_they_have() -> None:

@@ -25,7 +25,7 @@ from autotune.tuner.pilot import Pilot
 from autotune.tuner.run import OpenedRun, open_run
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Progress, Tuner
-from autotune.worker.base import Broken, Completed, Failed, Outcome
+from autotune.worker.base import Broken, Completed, Failed, JobError, Outcome
 from autotune.worker.jobs import ProveJob, TimeJob
 from autotune.worker.worker import Worker
 from tests.console import TINY
@@ -150,13 +150,18 @@ class ScriptedWorker:
         self.timed.append(job.routes)
         live, first = job.routes, job.first_round
         while True:
-            chunk = [self._round(i, live) for i in range(first, first + 4)]
-            first += 4
+            chunk = [self._round(i, live) for i in range(first, min(first + 4, job.settings["max_rounds"]))]
+            first += len(chunk)
             self.on_chunk()
             reply = on_event({"rounds": [each.to_dict() for each in chunk]})
             if not reply:
                 return Completed(first - job.first_round)
-            live = reply if isinstance(reply, tuple) else live
+            if isinstance(reply, tuple):
+                if unknown := set(reply) - set(live):  # as a child does
+                    return JobError("BenchError", f"asked to go on with {sorted(unknown)}, live are {live}")
+                live = reply
+            if first >= job.settings["max_rounds"]:
+                return Completed(first - job.first_round)
             if end := self._end():
                 return end
             if dying := next((name for name in live if name in self.deaths), None):

@@ -50,7 +50,7 @@ from tests.worker.test_lifetime import assert_gone, descendants
 X = MORTAL + "x"
 CHECKS = ("reference", "position_coded", "nan_pool")
 # Room for a busy machine to get from one step to the next; a hang costs it once.
-STEP_TIMEOUT_S = 2.0
+STEP_TIMEOUT_S = 4.0
 ROUNDS = 16
 CELLS = 4
 

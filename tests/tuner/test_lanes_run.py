@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -27,8 +28,17 @@ def children(started: Script) -> list[int]:
 def test_lanes_killed_interrupted_and_resumed_by_one(tested: Place, finished: tuple[Place, Result]) -> None:
     flags = [*tested.flags(), "--budget", "10m"]
     started = Script(["run", *flags, "--devices", "0,1"], tested.folder)
-    started.until(lambda: tested.count("proof") > 3 and len(children(started)) > 1)
-    os.kill(children(started)[0], signal.SIGKILL)
+    seen: list[int] = []
+
+    def proving() -> bool:
+        seen[:] = children(started)
+        return tested.count("proof") > 3 and len(seen) > 1
+
+    started.until(proving)
+    with contextlib.suppress(
+        ProcessLookupError
+    ):  # one that was just replaced is as gone as one that is killed
+        os.kill(seen[0], signal.SIGKILL)
     before = tested.count("proof")
     started.until(lambda: tested.count("proof") > before + 3)
     started.send(signal.SIGTERM)

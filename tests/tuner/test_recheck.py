@@ -136,6 +136,19 @@ def test_six_cells_measure_tau_and_the_table_says_it(tmp_path: Path) -> None:
         assert run.judge.tau() == 0.01
 
 
+def test_tau_is_that_of_the_objective_as_it_is_weighed(tmp_path: Path) -> None:
+    space = tmp_path / "both.yaml"
+    space.write_text(SIX.read_text().replace('objectives: ["graph"]', 'objectives: ["graph", "step"]'))
+    with opened(tmp_path / "db", FAST, cells_of(space)) as run:
+        sweep(run, SecondWorker(speed=shifted(2.0, -0.1)))
+        models = run.judge.tau("step")
+        run.weigh(1, 0.0)
+        weighed = run.judge.tau("step")
+        assert models is not None and weighed is not None and weighed < models
+        run.weigh(None, 0.0)
+        assert run.judge.tau("step") == models
+
+
 def test_fewer_than_five_cells_leave_it_unknown_and_every_claim_as_it_was(tmp_path: Path) -> None:
     worker = SecondWorker(speed=shifted(1.06, -0.2))
     with opened(tmp_path, FAST, cells_of(TINY)) as run:
@@ -241,6 +254,38 @@ def test_near_claims_get_a_second_process_and_follow_it(tmp_path: Path, many: Pa
         assert all("a second process agreed after 7" in it.detail for it in answers.values() if it.route)
         assert answers == run.repository.decisions(run.study)
         assert run.repository.trials(run.study)[refusing].retries == 0
+
+
+def test_where_a_second_process_refuses_the_next_best_gets_its_own(tmp_path: Path, many: Path) -> None:
+    """In another child, which opens it; and with all of its rounds, whatever the first one used."""
+
+    class Two(SecondWorker):
+        def _round(self, index: int, live: tuple[str, ...]) -> Round:
+            assert self.job is not None
+            odd = self.again and Cell.from_dict(self.job.cell).id in left
+            ratio = {"fast": 1.12, "other": 1.10}
+            shift = 0.98 if self.again else 1.0
+            straddling = 1.04 if index % 2 else 1.14
+            times = {name: 10.0 / (straddling if odd else ratio[name] * shift) for name in live[1:]}
+            times[live[0]] = 10.0
+            return Round(index, live, times, times, dict.fromkeys(live, 1.0), dict.fromkeys(live, 1))
+
+    place, known = cells_of(many), routes("fast", "other")
+    left: set[str] = set()
+    with opened(tmp_path / "first", known, place) as run:
+        sweep(run, SecondWorker())
+        left = {item.cell.id for item in run.cells} - set(stored(run))
+    assert len(left) == 2
+    with opened(tmp_path / "db", known, place) as run:
+        worker = Two()
+        assert sweep(run, worker).settled == 8
+        processes = stored(run)
+        assert all(processes[key] == [(1, False, 44), (2, False, 44)] for key in left)
+        rows = [it.result for it in run.repository.all_proofs(run.fingerprint) if it.result.check == TIMING]
+        assert rows == []
+        assert {run.repository.trials(run.study)[key].lost for key in left} == {0}
+        answers = run.repository.decisions(run.study)
+        assert {answers[key].reason for key in left} == {Reason.UNDECIDED}
 
 
 def test_a_near_claim_is_open_until_its_second_process_has_run(tmp_path: Path, many: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.bench.record import Round
 from autotune.checks import registry
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import CheckStatus, FailureKind, Status, UnprovenReason
@@ -198,6 +199,23 @@ def test_a_cell_that_keeps_losing_its_child_is_given_up(tmp_path: Path) -> None:
         # rounds lost only where a route was slow would bias the test: it is not retried for ever
         assert sweep(run, ScriptedWorker(times={"fast": 5.0})).settled == 0
         assert reasons(run) == {Reason.UNPROVEN}
+
+
+def test_a_route_that_comes_back_after_dropped_rounds_gets_another_child(tmp_path: Path) -> None:
+    """A child does not open a route again that it has left out."""
+
+    class Throttled(ScriptedWorker):
+        def _round(self, index: int, live: tuple[str, ...]) -> Round:
+            found = super()._round(index, live)
+            return replace(found, dropped="thermal") if 8 <= index < 12 else found
+
+    with opened(tmp_path, routes("fast", "slow")) as run:
+        worker = Throttled(times={"fast": 9.0, "slow": 20.0})
+        assert sweep(run, worker).settled == 4
+        assert reasons(run) == {Reason.PROVEN_FASTER}
+        assert {trial.lost for trial in run.repository.trials(run.study).values()} == {0}
+        assert not [p for p in run.repository.all_proofs(run.fingerprint) if p.result.check == TIMING]
+        assert len(worker.timed) == 8
 
 
 def test_rounds_are_committed_before_they_are_judged(tmp_path: Path) -> None:

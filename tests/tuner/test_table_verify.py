@@ -87,7 +87,7 @@ def verified(
         run.weigh(table.policy.layers, table.policy.hidden_prepare or 0.0)
         strict(run)
         workers = [cast(Worker, worker)]
-        Tuner(run, Crew(workers), workers[0], Silent(), Deadline(seconds), None).sweep()
+        Tuner(run, Crew(workers), workers[0], Silent(), Deadline(seconds), None, again=False).sweep()
         return findings(run, drawn), run
 
 

@@ -100,6 +100,8 @@ class Replayed:
                 "decided": len(self.recording.decisions),
                 "seconds": round(self.recording.seconds, DIGITS),
             },
+            "margin": study.margin,
+            "tau": None,  # second processes are not replayed
             "seconds": round(self.seconds, DIGITS),
             "out_of_budget": self.out_of_budget,
             "cells": len(first),

@@ -144,9 +144,33 @@ def another_format(path: Path) -> None:
     connection.close()
 
 
+def forged(key: str, value: object) -> Callable[[Path], None]:
+    """The kept evidence with another value in what it says of its study."""
+
+    def spoil(path: Path) -> None:
+        path.write_bytes(lzma.decompress(EVIDENCE.read_bytes()))
+        with sqlite3.connect(path) as connection:
+            ((said,),) = connection.execute("SELECT value FROM about WHERE key = 'study'")
+            changed = json.dumps({**json.loads(said), key: value})
+            connection.execute("UPDATE about SET value = ? WHERE key = 'study'", (changed,))
+        connection.close()
+
+    return spoil
+
+
+def forged_facts(path: Path) -> None:
+    path.write_bytes(lzma.decompress(EVIDENCE.read_bytes()))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE about SET value = 'true' WHERE key = 'facts'")
+    connection.close()
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
+        (forged("margin", -1e9), "cannot be .*margin must be"),
+        (forged("multiplicity", ""), "cannot be .*multiplicity must be"),
+        (forged_facts, "cannot be read"),
         (text, "neither an SQLite database nor one packed with xz"),
         (missing, "No such file"),
         (folder, "Is a directory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,3 +102,24 @@ def test_rounds_go_on_where_the_stored_ones_end() -> None:
     assert [each.index for each in read_rounds({"rounds": [one, {**one, "index": 5}]}, 4)] == [4, 5]
     with pytest.raises(ProtocolError, match="does not go on with round 3"):
         read_rounds({"rounds": [one]}, 3)
+
+
+@pytest.mark.parametrize("part", ["run_us", "host_us", "prepare_us"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 10**400, "1.0", None, 1e13])
+def test_times_that_no_call_takes_are_not_stored(part: str, value: object) -> None:
+    one = {"index": 0, "order": ["a"], **{name: {"a": 1.0} for name in ("run_us", "host_us", "prepare_us")}}
+    one |= {"calls": {"a": 1}, part: {"a": value}}
+    with pytest.raises(ProtocolError):
+        read_rounds({"rounds": [one]}, 0)
+
+
+@pytest.mark.parametrize(("part", "sound"), [("run_us", False), ("host_us", False), ("prepare_us", True)])
+@pytest.mark.parametrize("value", [0.0, 5e-324])
+def test_a_call_takes_some_time_and_a_preparation_may_take_none(part: str, sound: bool, value: float) -> None:
+    one = {"index": 0, "order": ["a"], **{name: {"a": 1.0} for name in ("run_us", "host_us", "prepare_us")}}
+    one |= {"calls": {"a": 1}, part: {"a": value}}
+    if sound:
+        assert len(read_rounds({"rounds": [one]}, 0)) == 1
+    else:
+        with pytest.raises(ProtocolError):
+            read_rounds({"rounds": [one]}, 0)

@@ -119,7 +119,7 @@ def _summary(found: Replayed, path: Path) -> str:
         f"{settled} of {len(first)} cells settled in {found.seconds:.1f} s of recorded time "
         f"(all that is recorded: {recording.seconds:.1f} s)",
         f"gain: {found.gain:.3f} (sum of weight x log(fallback's time / choice's time))",
-        f"decided at the study's margin, {recording.study.margin:g}: no second process and no tau is replayed",
+        f"decided at the study's margin, {recording.study.margin:g}: without second processes and tau",
     ]
     for engine, answers in found.answers.items():
         routed = sum(each.decision.route is not None for each in answers)

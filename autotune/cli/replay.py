@@ -114,12 +114,13 @@ def _summary(found: Replayed, path: Path) -> str:
     recording = found.recording
     first = next(iter(found.answers.values()))
     settled = sum(each.final for each in first)
+    tau = "not measured" if found.tau is None else f"{found.tau:.2%}"
     lines = [
         f"replayed study {recording.study.id}, {recording.study.fingerprint.facts.hardware.get('name')}: "
         f"{settled} of {len(first)} cells settled in {found.seconds:.1f} s of recorded time "
         f"(all that is recorded: {recording.seconds:.1f} s)",
         f"gain: {found.gain:.3f} (sum of weight x log(fallback's time / choice's time))",
-        f"decided at the study's margin, {recording.study.margin:g}: without second processes and tau",
+        f"margin {found.margin:g}, tau {tau}, of these cells; second processes come as recorded, in no time",
     ]
     for engine, answers in found.answers.items():
         routed = sum(each.decision.route is not None for each in answers)

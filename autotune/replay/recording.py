@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,26 @@ class RecordedTiming:
 
 
 @dataclass(frozen=True)
+class RecordedAgain:
+    """The rounds of a cell in one later process; ``sampled``: begun to measure tau, not for a near claim."""
+
+    sampled: bool
+    packed: bytes
+
+    @cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """Every round, in order.
+
+        Raises:
+            RecordingError: the bytes are not those of rounds.
+        """
+        try:
+            return tuple(unpack(self.packed))
+        except ValueError as error:
+            raise RecordingError(f"recorded rounds: {error}; make the file again") from None
+
+
+@dataclass(frozen=True)
 class Recording:
     """One study.
 
@@ -76,6 +96,7 @@ class Recording:
         checks: every proof row of its columns, oldest first.
         timings: by cell id, of the cells that have rounds.
         decisions: as they were stored, by cell id.
+        again: later processes of a cell, in order, by cell id.
     """
 
     where: str
@@ -84,6 +105,7 @@ class Recording:
     checks: tuple[RecordedCheck, ...]
     timings: Mapping[str, RecordedTiming]
     decisions: Mapping[str, Decision]
+    again: Mapping[str, tuple[RecordedAgain, ...]] = field(default_factory=dict)
 
     @cached_property
     def routes(self) -> tuple[str, ...]:

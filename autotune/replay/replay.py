@@ -70,6 +70,7 @@ class Replayed:
         unrecorded: ids of cells that were begun and stay open for want of a recorded row.
         missing_checks, missing_timings: checks asked for that were not recorded; cells whose rounds ended
             before they were enough.
+        margin, tau: of the first engine, by the cells asked for; None: too few of them were timed again.
     """
 
     recording: Recording
@@ -81,6 +82,8 @@ class Replayed:
     unrecorded: frozenset[str]
     missing_checks: int
     missing_timings: int
+    margin: float
+    tau: float | None
 
     @property
     def gain(self) -> float:
@@ -100,8 +103,8 @@ class Replayed:
                 "decided": len(self.recording.decisions),
                 "seconds": round(self.recording.seconds, DIGITS),
             },
-            "margin": study.margin,
-            "tau": None,  # second processes are not replayed
+            "margin": self.margin,
+            "tau": self.tau,
             "seconds": round(self.seconds, DIGITS),
             "out_of_budget": self.out_of_budget,
             "cells": len(first),
@@ -175,8 +178,13 @@ def replay(
     ):
         if recorded_only:
             run.cells = tuple(item for item in run.cells if item.cell.id in recording.timings)
-        # one worker: what comes after what must not depend on threads. No second processes: they would be
-        # given the rounds of the first, and differ from them by nothing.
+        # later processes are there from the start, as they were recorded, and none is asked for: tau follows
+        # as soon as the first rounds of enough of their cells are there
+        for item in run.cells:
+            for process, each in enumerate(recording.again.get(item.cell.id, ()), 1):
+                rounds = [one.to_dict() for one in each.rounds]
+                run.rechecks.append(item.cell, process, 0, rounds, sampled=each.sampled)
+        # one worker: what comes after what must not depend on threads
         pace = Pace()
         search = Adaptive(run, deadline, pace, 1, weights) if adaptive else None
         tuner = Tuner(
@@ -196,6 +204,7 @@ def replay(
             judge.target.engine.name: tuple(_settled(judge, item, search) for item in run.cells)
             for judge in run.judges
         }
+        tau, margin = run.judge.tau(), run.judge.test_of().margin
     settled = next(iter(answers.values()))
     gain = sum(watch.weigh(each.item.cell) * gain_of(each.decision) for each in settled if each.final)
     if watch.curve and abs(watch.curve[-1][1] - gain) > 1e-9:  # a later cell changed what an earlier one says
@@ -214,6 +223,8 @@ def replay(
         ),
         len(recorder.missing_checks),
         len(recorder.missing_rounds),
+        margin,
+        tau,
     )
 
 

@@ -12,10 +12,10 @@ from sqlalchemy import select
 from autotune.bench.record import Round
 from autotune.replay.errors import RecordingError
 from autotune.replay.packing import pack
-from autotune.replay.recording import RecordedCheck, RecordedTiming, Recording
+from autotune.replay.recording import RecordedAgain, RecordedCheck, RecordedTiming, Recording
 from autotune.replay.seconds import check_seconds, chunk_seconds
 from autotune.store.database import open_database
-from autotune.store.models import RoundChunkRow, TrialRow
+from autotune.store.models import RecheckRow, RoundChunkRow, TrialRow
 from autotune.store.repository import Repository
 from autotune.tuner.cost import predict
 
@@ -69,7 +69,9 @@ def _read(
         ):
             chunks.setdefault(cell_id, []).append((moment.timestamp(), size))
         begun = session.scalars(select(TrialRow.started_at).where(TrialRow.study_id == study.id))
-        others = [moment.timestamp() for moment in (*begun, *(row.created_at for row in proofs))]
+        retimed = session.scalars(select(RecheckRow.created_at).where(RecheckRow.study_id == study.id))
+        moments = (*begun, *retimed, *(row.created_at for row in proofs))
+        others = [moment.timestamp() for moment in moments]
     device = study.fingerprint.facts.device
     timed = [item.cell for item in cells if item.cell.id in chunks]
     seconds = chunk_seconds(
@@ -85,7 +87,14 @@ def _read(
             pack(rounds),
             tuple(zip(sizes, (round(each, DIGITS) for each in seconds[cell.id]), strict=True)),
         )
-    return Recording(where, study, tuple(cells), checks, timings, repository.decisions(study))
+    again = {
+        cell_id: tuple(
+            RecordedAgain(each.sampled, pack([_round(where, cell_id, data) for data in each.rounds]))
+            for each in processes
+        )
+        for cell_id, processes in repository.rechecks(study).items()
+    }
+    return Recording(where, study, tuple(cells), checks, timings, repository.decisions(study), again)
 
 
 def _round(where: str, cell_id: str, data: object) -> Round:

@@ -4,6 +4,7 @@
     grid_column  number, what it is (JSON)
     cell         number (the study's), column, rank in the queue, KV row, models, chunks as
                  [[rounds, seconds], ...], rounds (see packing.py), the stored decision (JSON); null if none
+    again        rounds of a cell in each later process, and whether it was begun to measure tau
     proof        one row a check; seed is null where it follows from the study's, more (JSON) holds what most
                  rows leave empty
 
@@ -26,12 +27,14 @@ from autotune.domain.decision import Decision, Reason
 from autotune.domain.fingerprint import Facts
 from autotune.domain.verdict import CheckResult
 from autotune.replay.errors import RecordingError
-from autotune.replay.recording import RecordedCheck, RecordedTiming, Recording
+from autotune.replay.recording import RecordedAgain, RecordedCheck, RecordedTiming, Recording
 from autotune.replay.study_file import Choose
 from autotune.store.records import Fingerprint, Study, StudyCell
 from autotune.tuner.prover import seed_of
 
-FORMAT = "autotune/recording/1"
+FORMAT = "autotune/recording/2"
+# The first had no later processes.
+READS = ("autotune/recording/1", FORMAT)
 TABLE = "about"
 
 _SCHEMA = """
@@ -41,6 +44,9 @@ CREATE TABLE cell (
     number INTEGER PRIMARY KEY, column_number INTEGER NOT NULL, position INTEGER NOT NULL,
     kv_low INTEGER NOT NULL, kv_high INTEGER NOT NULL, models TEXT NOT NULL,
     chunks TEXT, rounds BLOB, decision TEXT);
+CREATE TABLE again (
+    cell_number INTEGER NOT NULL, process INTEGER NOT NULL, sampled INTEGER NOT NULL, rounds BLOB NOT NULL,
+    PRIMARY KEY (cell_number, process)) WITHOUT ROWID;
 CREATE TABLE proof (
     column_number INTEGER NOT NULL, cell_number INTEGER, route TEXT NOT NULL, route_version INTEGER NOT NULL,
     check_name TEXT NOT NULL, check_version INTEGER NOT NULL, status TEXT NOT NULL, seed INTEGER,
@@ -108,6 +114,14 @@ def write_thinned(recording: Recording, path: Path) -> None:
             "INSERT INTO proof VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [_proof(check, study.seed, columns, numbers) for check in recording.checks],
         )
+        connection.executemany(
+            "INSERT INTO again VALUES (?, ?, ?, ?)",
+            [
+                (numbers[cell_id], process, each.sampled, each.packed)
+                for cell_id, processes in recording.again.items()
+                for process, each in enumerate(processes, 1)
+            ],
+        )
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("VACUUM")
 
@@ -146,7 +160,7 @@ def read_thinned(path: Path, where: str, choose: Choose) -> Recording:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         try:
             about = dict(connection.execute("SELECT key, value FROM about"))
-            if about.get("format") != FORMAT:
+            if about.get("format") not in READS:
                 raise RecordingError(
                     f"{where}: is in the format {about.get('format')!r}, this version reads {FORMAT!r}; make "
                     "it again with scripts/thin_evidence.py"
@@ -190,8 +204,16 @@ def _read(connection: sqlite3.Connection, where: str, about: dict[str, str], cho
         _check(row, study.seed, columns, cells)
         for row in connection.execute("SELECT * FROM proof ORDER BY rowid")
     )
+    again: dict[str, tuple[RecordedAgain, ...]] = {}
+    if about["format"] == FORMAT:
+        rows = connection.execute(
+            "SELECT cell_number, sampled, rounds FROM again ORDER BY cell_number, process"
+        )
+        for number, sampled, rounds in rows:
+            cell_id = cells[number].cell.id
+            again[cell_id] = (*again.get(cell_id, ()), RecordedAgain(bool(sampled), rounds))
     queue = sorted(cells.values(), key=lambda item: (item.position, item.number))
-    return Recording(where, study, tuple(queue), checks, timings, decisions)
+    return Recording(where, study, tuple(queue), checks, timings, decisions, again)
 
 
 def _check(

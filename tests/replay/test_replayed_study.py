@@ -20,7 +20,9 @@ from autotune.replay.routes import recorded_routes
 from autotune.replay.study_file import Choose
 from autotune.replay.thinned_file import write_thinned
 from autotune.routes.base import Route
+from autotune.tuner.publish import decide_all
 from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, target, unproven
+from tests.tuner.test_recheck import FAST, SIX_CELLS, SecondWorker
 
 ROUTES = routes("torch-splitkv", "slow")
 
@@ -164,3 +166,31 @@ def test_the_database_is_not_touched(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert read_recording(tmp_path / "sweep.db", first()).cells
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_second_processes_are_taken_as_recorded(tmp_path: Path) -> None:
+    """Six cells whose ratios fall by 1 % in a second process, a near claim among them that it refuses."""
+    near = SIX_CELLS.grid.cells[2].cell.id
+
+    def speed(cell: str, later: bool, index: int) -> float:
+        if cell == near:
+            return (1.10 if index % 2 else 1.02) if later else 1.07
+        return 1.98 if later else 2.0
+
+    (tmp_path / "study").mkdir()
+    with opened(tmp_path / "study", FAST, SIX_CELLS) as run:
+        sweep(run, SecondWorker(speed=speed))
+        tau, margin = run.judge.tau(), run.judge.test_of().margin
+        answers = {each.cell.id: each.decision for each in decide_all(run)}
+    assert tau is not None and margin == 0.05
+    assert answers[near].reason is Reason.UNDECIDED and "did not agree" in answers[near].detail
+    recording = read_recording(tmp_path / "study" / "sweep.db", first())
+    assert set(recording.again) == set(answers)
+    here = replace(SIX_CELLS, seed=recording.study.seed)
+    found = replay(recording, here, recorded_routes(recording, FAST))
+    assert (found.tau, found.margin) == (tau, margin)
+    assert decisions(found) == answers
+    write_thinned(recording, tmp_path / "thin.db")
+    thinned = read_recording(tmp_path / "thin.db", first())
+    assert thinned.again == recording.again
+    assert replay(thinned, here, recorded_routes(thinned, FAST)).to_dict() == found.to_dict()

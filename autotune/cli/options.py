@@ -74,7 +74,7 @@ Budget = Annotated[
     typer.Option(
         "--budget",
         metavar="TIME",
-        help="End this call after 90s, 10m, 1h30m, ... (cpu: 75s if left out); "
+        help="End this call after 90s, 10m, 1h30m, ... (cpu: 100s if left out); "
         "a self-test that it starts with runs to its end.",
     ),
 ]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from autotune.worker.worker import Worker
 
 # A newcomer's first run must end by itself.
-CPU_BUDGET = "75s"
+CPU_BUDGET = "100s"
 
 # On the CPU a second child would only take the first one's core. On a GPU a check is mostly Python; six
 # children fill neither the device nor the cores of a serving host.

@@ -109,10 +109,23 @@ def _unpack(path: Path, copy: Path) -> None:
 
 
 def _copy(path: Path, copy: Path) -> None:
-    """What is committed, its write-ahead log included."""
+    """What is committed, its write-ahead log included; nothing is left beside the file."""
+    log = path.with_name(f"{path.name}-wal")
+    # a reader of a database that nobody has open would make its log, and leave it there
+    if not log.exists():
+        before = _stamp(path)
+        shutil.copyfile(path, copy)
+        if not log.exists() and _stamp(path) == before:
+            return
+        copy.unlink()
     uri = f"file:{quote(str(path.resolve()))}?mode=ro"
     with (
         contextlib.closing(sqlite3.connect(uri, uri=True)) as source,
         contextlib.closing(sqlite3.connect(copy)) as target,
     ):
         source.backup(target)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns

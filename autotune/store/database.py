@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from autotune.store.errors import (
@@ -89,11 +89,13 @@ class Database:
         where: for messages: the file, or the URL without its password.
         path: the SQLite file; None for PostgreSQL and in memory.
         busy_timeout_s: how long a call waits for another process's write lock.
+        closing: what else is to be closed with it, last first; an SQLAlchemy error there is passed over.
     """
 
     def __init__(self, url: URL, busy_timeout_s: float) -> None:
         self.url = url
         self.busy_timeout_s = busy_timeout_s
+        self.closing: list[Callable[[], None]] = []
         self.is_sqlite = url.get_backend_name() == "sqlite"
         self.in_memory = self.is_sqlite and url.database in (None, "", ":memory:")
         self.path = Path(url.database or "") if self.is_sqlite and not self.in_memory else None
@@ -213,7 +215,10 @@ class Database:
                 yield
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, Optuna's too."""
+        while self.closing:
+            with contextlib.suppress(SQLAlchemyError):
+                self.closing.pop()()
         self.engine.dispose()
 
     def __enter__(self) -> Database:

@@ -33,8 +33,16 @@ def rdb_storage(database: Database) -> RDBStorage:
     url = database.url.render_as_string(hide_password=False)
     with database.translated():
         try:
-            return RDBStorage(url, engine_kwargs=database.engine_kwargs())
+            storage = RDBStorage(url, engine_kwargs=database.engine_kwargs())
         except RuntimeError as error:
             if "schema" not in str(error):
                 raise
             raise NewerSchemaError(f"{database.where}: {one_line(error)}") from error
+
+    def close() -> None:
+        # else they stay open until they are collected, and SQLite's log beside the file with them
+        storage.remove_session()
+        storage.engine.dispose()
+
+    database.closing.append(close)
+    return storage

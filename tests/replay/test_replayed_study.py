@@ -164,8 +164,18 @@ def test_the_database_is_not_touched(tmp_path: Path) -> None:
     with opened(tmp_path, ROUTES):
         pass
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"sweep.db", "sweep.db.lock"}
     assert read_recording(tmp_path / "sweep.db", first()).cells
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_database_in_use_is_read_with_its_log(tmp_path: Path) -> None:
+    with opened(tmp_path, ROUTES) as run:
+        sweep(run, ScriptedWorker(times={"torch-splitkv": 5.0, "slow": 20.0}))
+        assert (tmp_path / "sweep.db-wal").stat().st_size > 0
+        recording = read_recording(tmp_path / "sweep.db", first())
+        assert recording.decisions == run.repository.decisions(run.study)
+    assert len(recording.decisions) == 4
 
 
 def test_second_processes_are_taken_as_recorded(tmp_path: Path) -> None:

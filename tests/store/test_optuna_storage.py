@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,3 +126,18 @@ def test_the_repository_does_not_import_optuna() -> None:
         "sys.exit('optuna' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_stays_open_beside_the_file(tmp_path: Path) -> None:
+    """A log that is left until some connection is collected changes the file when nobody expects it."""
+    from optuna.distributions import IntDistribution
+
+    gc.disable()
+    try:
+        with open_database(f"sqlite:///{tmp_path}/closed.db") as database:
+            study = _optuna_study(database, "closed")
+            study.tell(study.ask({"cell": IntDistribution(0, 9)}), 1.0)
+        assert [path.name for path in tmp_path.iterdir() if "-" in path.name] == []
+    finally:
+        gc.enable()
+    assert len(study.trials) == 1  # it opens again where it is asked

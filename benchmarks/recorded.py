@@ -34,6 +34,7 @@ from autotune.store.errors import StoreError
 from autotune.store.models import CellRow, ColumnRow, ProofRow, RoundChunkRow
 from autotune.store.records import Study
 from autotune.store.repository import Repository
+from autotune.store.snapshot import snapshot
 from autotune.tuner.book import TIMING
 from autotune.tuner.prover import seed_of
 
@@ -193,17 +194,7 @@ def _copied(path: Path, copy: Path) -> Path:
     if path.suffix == ".xz":
         copy.write_bytes(lzma.decompress(path.read_bytes()))
         return copy
-    # the copy of a file alone would lack what is still in its write-ahead log
-    for mode in ("mode=ro", "immutable=1"):  # the second where the folder cannot be written either
-        source = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
-        target = sqlite3.connect(copy)
-        with contextlib.closing(source), contextlib.closing(target):
-            try:
-                source.backup(target)
-                break
-            except sqlite3.OperationalError:
-                if mode == "immutable=1":
-                    raise
+    snapshot(path, copy)
     return copy
 
 

@@ -13,12 +13,12 @@ import sqlite3
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from autotune.bench.eprocess import SignTest, Unit
 from autotune.replay import study_file, thinned_file
 from autotune.replay.errors import RecordingError
 from autotune.store.errors import StoreError, one_line
+from autotune.store.snapshot import snapshot
 from autotune.tuner.objectives import Objectives
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def read_recording(path: Path, choose: Choose) -> Recording:
             if head.startswith(XZ):
                 _unpack(path, copy)
             elif head == SQLITE:
-                _copy(path, copy)
+                snapshot(path, copy)
             else:
                 raise RecordingError(
                     f"{path}: is neither an SQLite database nor one packed with xz; name the database of a "
@@ -106,26 +106,3 @@ def _unpack(path: Path, copy: Path) -> None:
     with copy.open("rb") as stream:
         if stream.read(len(SQLITE)) != SQLITE:
             raise RecordingError(f"{path}: holds no SQLite database; name a recorded study's file")
-
-
-def _copy(path: Path, copy: Path) -> None:
-    """What is committed, its write-ahead log included; nothing is left beside the file."""
-    log = path.with_name(f"{path.name}-wal")
-    # a reader of a database that nobody has open would make its log, and leave it there
-    if not log.exists():
-        before = _stamp(path)
-        shutil.copyfile(path, copy)
-        if not log.exists() and _stamp(path) == before:
-            return
-        copy.unlink()
-    uri = f"file:{quote(str(path.resolve()))}?mode=ro"
-    with (
-        contextlib.closing(sqlite3.connect(uri, uri=True)) as source,
-        contextlib.closing(sqlite3.connect(copy)) as target,
-    ):
-        source.backup(target)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
     from autotune.space.engine import Engine
     from autotune.space.grid import Grid
+    from autotune.tuner.selftest import SelfTest
     from autotune.tuner.target import Target
 
 # Operand seeds derive from it. Fixed, so that two runs on equal machines make equal proofs.
@@ -137,6 +138,15 @@ def require_context(asked: Asked, routes: Mapping[str, Route]) -> None:
                 "a fallback is a context route",
                 Exit.USAGE,
             )
+
+
+def require_controls(test: SelfTest | None) -> None:
+    """Refuse to prove anything with checks that missed a planted fault; None: a stored self-test counts."""
+    if test is not None and not test.ok:
+        missed = ", ".join(f"{row.control} ({row.check}: {row.got})" for row in test.failures)
+        raise CliError(
+            f"self-test failed, nothing was proven: {missed}; see autotune selftest", Exit.CONTROL_FAILED
+        )
 
 
 def require_database(url: str) -> None:

@@ -166,7 +166,7 @@ def _run(
 ) -> int:
     target, chosen = _where(asked, devices)  # a wrong machine is told before torch is imported
 
-    from autotune.cli.context import all_routes, require_context, writable
+    from autotune.cli.context import all_routes, require_context, require_controls, writable
     from autotune.cli.output import note, stderr
     from autotune.cli.tables import report, write
     from autotune.prebuild.verify import verify
@@ -191,13 +191,7 @@ def _run(
         ) as run,
     ):
         crew, timer = lanes[0].crew, lanes[0].timer
-        test = ensure_selftest(run, crew.workers[0], view)
-        if test is not None and not test.ok:
-            missed = ", ".join(f"{row.control} ({row.check}: {row.got})" for row in test.failures)
-            raise CliError(
-                f"self-test failed, nothing was proven: {missed}; see autotune selftest",
-                Exit.CONTROL_FAILED,
-            )
+        require_controls(ensure_selftest(run, crew.workers[0], view))
         pace = Pace.resumed(run.queue.noted(KEPT))
         by_cell = None if weighed is None else weighed.by_cell
         strategy = Adaptive(run, deadline, pace, len(crew.workers), by_cell) if adaptive else None

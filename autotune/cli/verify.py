@@ -198,6 +198,7 @@ def _verify(
     target = _target(table, file, drawn, facts, engine, seed)
     routes = _routes(table, file, target, only)
 
+    from autotune.cli.context import require_controls
     from autotune.cli.output import note, stderr
     from autotune.cli.run import PROVERS, PROVING_SHARE
     from autotune.hardware.devices import Device
@@ -240,13 +241,7 @@ def _verify(
             [stack.enter_context(Worker(target.device)) for _ in range(PROVERS[facts.device])],
             None if target.memory_gib is None else int(target.memory_gib * GIB * PROVING_SHARE),
         )
-        test = ensure_selftest(run, crew.workers[0], view)
-        if test is not None and not test.ok:
-            missed = ", ".join(f"{row.control} ({row.check}: {row.got})" for row in test.failures)
-            raise CliError(
-                f"self-test failed, nothing was proven: {missed}; see autotune selftest",
-                Exit.CONTROL_FAILED,
-            )
+        require_controls(ensure_selftest(run, crew.workers[0], view))
         # the margin is the table's, which tau has raised already: one of this study's would move it once more
         progress = Tuner(run, crew, timer, view, deadline, None, again=False).sweep()
         view.finished()

@@ -19,19 +19,18 @@ from autotune.store.database import open_database
 from autotune.tuner.adaptive import Adaptive
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.listener import Silent
 from autotune.tuner.pace import Pace
 from autotune.tuner.run import open_run
 from autotune.tuner.tuner import Tuner
 
 if TYPE_CHECKING:
-    from autotune.domain.cell import Cell, Column
+    from autotune.domain.cell import Cell
     from autotune.domain.decision import Decision
-    from autotune.domain.verdict import CheckResult, Verdict
     from autotune.replay.recording import Recording
     from autotune.routes.base import Route
     from autotune.store.records import StudyCell
     from autotune.tuner.judge import Judge
-    from autotune.tuner.pilot import Pilot
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
 
@@ -235,7 +234,7 @@ def _settled(judge: Judge, item: StudyCell, search: Adaptive | None) -> Settled:
     return Settled(item, judge.outcome(item.cell, evidence).decision, final)
 
 
-class _Watch:
+class _Watch(Silent):
     """Notes what was gained when, and how long each cell took."""
 
     def __init__(self, clock: RecordedClock, weights: Mapping[str, float] | None) -> None:
@@ -262,28 +261,8 @@ class _Watch:
     def finished(self) -> None:
         self._close()
 
-    def warned(self, line: str) -> None: ...
-
-    def rechecking(self, cells: int, why: str) -> None: ...
-
     def _close(self) -> None:
         if self._at is not None:
             cell_id, began = self._at
             self.costs[cell_id] = self.costs.get(cell_id, 0.0) + self._clock.now - began
             self._at = None
-
-    def pilot_done(self, pilot: Pilot) -> None: ...
-
-    def selftest_started(self, controls: int) -> None: ...
-
-    def selftest_row(self, row: dict[str, Any]) -> None: ...
-
-    def selftest_done(self, ok: bool) -> None: ...
-
-    def selftest_reused(self, controls: int) -> None: ...
-
-    def started(self, cells: int, done: int, budget_s: float | None) -> None: ...
-
-    def proof(self, column: Column, route: str, result: CheckResult) -> None: ...
-
-    def verdict(self, column: Column, route: str, verdict: Verdict) -> None: ...

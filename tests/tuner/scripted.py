@@ -10,10 +10,9 @@ from typing import Any, cast
 
 from autotune.bench.record import Round
 from autotune.checks import registry
-from autotune.domain.cell import Cell, Column
-from autotune.domain.decision import Decision
+from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
-from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason, Verdict
+from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.routes.base import Capture, Family, Need, Route
 from autotune.space.engine import load_engine
 from autotune.space.grid import expand
@@ -21,7 +20,7 @@ from autotune.space.space import load_file
 from autotune.store.database import open_database
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.pilot import Pilot
+from autotune.tuner.listener import Silent
 from autotune.tuner.run import OpenedRun, open_run
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Progress, Tuner
@@ -78,36 +77,6 @@ def unproven(job: ProveJob) -> Outcome:
 def row(job: ProveJob, status: CheckStatus, **more: Any) -> CheckResult:
     """A proof row of the current version."""
     return CheckResult(job.check, registry.get(job.check).version, status, job.seed, launches=3, **more)
-
-
-class Silent:
-    """Hears everything, says nothing."""
-
-    def pilot_done(self, pilot: Pilot) -> None: ...
-
-    def selftest_started(self, controls: int) -> None: ...
-
-    def selftest_row(self, row: dict[str, Any]) -> None: ...
-
-    def selftest_done(self, ok: bool) -> None: ...
-
-    def selftest_reused(self, controls: int) -> None: ...
-
-    def started(self, cells: int, done: int, budget_s: float | None) -> None: ...
-
-    def cell_started(self, cell: Cell) -> None: ...
-
-    def proof(self, column: Column, route: str, result: CheckResult) -> None: ...
-
-    def verdict(self, column: Column, route: str, verdict: Verdict) -> None: ...
-
-    def cell_done(self, cell: Cell, decision: Decision) -> None: ...
-
-    def warned(self, line: str) -> None: ...
-
-    def rechecking(self, cells: int, why: str) -> None: ...
-
-    def finished(self) -> None: ...
 
 
 @dataclass

@@ -11,6 +11,7 @@ from autotune.domain.verdict import UnprovenReason
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.lanes import Lane
+from autotune.tuner.listener import Silent
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.strategy import Strategy
 from autotune.tuner.tuner import Progress, Tuner
@@ -18,7 +19,7 @@ from autotune.worker.base import Broken, Completed, JobError, Outcome
 from autotune.worker.jobs import ProveJob, TimeJob
 from autotune.worker.presence import PresenceJob
 from autotune.worker.worker import Worker
-from tests.tuner.scripted import ScriptedWorker, Silent
+from tests.tuner.scripted import ScriptedWorker
 
 
 @dataclass

@@ -24,6 +24,7 @@ from autotune.tuner.cost import best_shares, predict, predict_proof, within
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.forecast import expected_gain
+from autotune.tuner.listener import Silent
 from autotune.tuner.pace import KEPT, Pace
 from autotune.tuner.publish import accusations, decide_all
 from autotune.tuner.run import OpenedRun
@@ -33,7 +34,7 @@ from autotune.worker.base import Failed, Outcome
 from autotune.worker.jobs import ProveJob, TimeJob
 from autotune.worker.worker import Worker
 from tests.console import TINY
-from tests.tuner.scripted import FACTS, ScriptedWorker, Silent, failed, opened, routes, sweep
+from tests.tuner.scripted import FACTS, ScriptedWorker, failed, opened, routes, sweep
 
 CHECKS = registry.CHECKS[0].name
 FALLBACK = "torch-sdpa"

@@ -26,6 +26,7 @@ from autotune.store.errors import StoreError
 from autotune.tuner.book import ROW_CHECK
 from autotune.tuner.crew import Crew, Row, Task
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.listener import Silent
 from autotune.tuner.prover import Prover
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.target import Target
@@ -36,7 +37,6 @@ from tests.console import SINGLE
 from tests.tuner.scripted import (
     FACTS,
     ScriptedWorker,
-    Silent,
     failed,
     opened,
     routes,

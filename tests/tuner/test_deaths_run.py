@@ -28,12 +28,13 @@ from autotune.tuner import run as run_module
 from autotune.tuner.book import ROW_CHECK, TIMING
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.listener import Silent
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Progress, Tuner
 from autotune.worker import process
 from autotune.worker.worker import Worker
-from tests.tuner.scripted import Silent, opened, target
+from tests.tuner.scripted import opened, target
 from tests.worker.deaths import (
     FULL,
     MORTAL,

@@ -20,6 +20,7 @@ from autotune.tuner import sample
 from autotune.tuner.book import TIMING
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.listener import Silent
 from autotune.tuner.publish import accusations, build, decide_all
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.sample import ROUNDS, draw, due
@@ -29,7 +30,7 @@ from autotune.worker.base import Broken, Failed, Outcome
 from autotune.worker.jobs import ProveJob, TimeJob
 from autotune.worker.worker import Worker
 from tests.console import SIX, TINY
-from tests.tuner.scripted import ScriptedWorker, Silent, opened, routes, sweep, target
+from tests.tuner.scripted import ScriptedWorker, opened, routes, sweep, target
 
 FAST = routes("fast")
 HARDWARE: dict[str, Scalar] = {"name": "Test CPU", "cores": 2, "threads": 1, "isa": ""}

@@ -23,6 +23,7 @@ from autotune.table.model import RoutingTable
 from autotune.tuner.answered import Answered, answered, draw
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
+from autotune.tuner.listener import Silent
 from autotune.tuner.publish import build
 from autotune.tuner.regrid import regrid
 from autotune.tuner.run import OpenedRun, open_run
@@ -39,7 +40,7 @@ from autotune.tuner.verify import (
 )
 from autotune.worker.worker import Worker
 from tests.table import samples
-from tests.tuner.scripted import ScriptedWorker, Silent, failed, opened, routes, sweep, target, unproven
+from tests.tuner.scripted import ScriptedWorker, failed, opened, routes, sweep, target, unproven
 
 FAST = routes("fast")
 GAIN = {"fast": 5.0, "torch-sdpa": 10.0}

@@ -23,9 +23,8 @@ def snapshot(path: Path, copy: Path) -> None:
         before = _stamp(path)
         shutil.copyfile(path, copy)
         with contextlib.closing(sqlite3.connect(copy)) as connection:
-            connection.execute(
-                "PRAGMA schema_version"
-            )  # as a backup would, it tells what is no database
+            # as a backup would, this tells what is no database
+            connection.execute("PRAGMA schema_version")
         if not log.exists() and _stamp(path) == before:
             return
         copy.unlink()

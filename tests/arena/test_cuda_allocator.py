@@ -49,6 +49,7 @@ with cuda_allocator.guarding():
 block = state.live[z.data_ptr()]
 print(state.guarded_total, block.mapping is not None, (z.data_ptr() + 1024) % (2 << 20))
 del z
+state.collect()
 print(len(state.live) == before)
 """)
     assert output.splitlines() == ["True 0", "1 True 0", "True"]

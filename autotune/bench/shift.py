@@ -35,8 +35,6 @@ MIN_CELLS = 5
 # measured". Past a third the margin would be a factor of two: there is no use in telling more apart.
 STEP = 1e-4
 MOST = 0.33
-# A claim must pass so many taus, and one that passes by less needs a second process.
-TAUS = 3
 
 
 # The median of |X| for a standard normal X.
@@ -87,13 +85,3 @@ def tau_of(shifts: Mapping[str, Sequence[float]]) -> float | None:
     value = pooled[ceil(len(pooled) * rank(len(cells)) / len(cells)) - 1]
     # the second ceil's grace: a value that is a step but for its last bit stays that step
     return min(MOST, round(max(1, ceil(value / STEP - 1e-9)) * STEP, 4))
-
-
-def margin_of(floor: float, tau: float | None) -> float:
-    """The margin that a claim must pass: the study's own, or three taus if that is more."""
-    return floor if tau is None else max(floor, round(TAUS * tau, 6))
-
-
-def near_until(floor: float, tau: float | None) -> float:
-    """A claim whose lower bound does not pass this ratio needs a second process to agree."""
-    return 1.0 + margin_of(floor, tau) + (0.0 if tau is None else TAUS * tau)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from autotune.domain.fingerprint import HARDWARE_KEYS, SOFTWARE_KEYS, Facts, Scalar
+from autotune.domain.margin import TAUS, margin_of
 from autotune.domain.route_name import is_route_name
 from autotune.table.errors import TableError, show
 from autotune.table.letters import RESERVED, ROUTE_LETTER
@@ -20,6 +21,7 @@ from autotune.table.model import (
     Eager,
     Entry,
     Grid,
+    Policy,
     Proof,
     Ratio,
     RoutingTable,
@@ -34,6 +36,8 @@ _UTC = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _INFINITY = float("inf")
 _LARGEST = 2**53  # exact in every JSON and YAML reader
+_DUST = 1e-9  # of sums and products of decimals
+_ROUNDED = 1e-4  # bounds are rounded down to it
 
 
 def validate(table: RoutingTable) -> None:
@@ -100,6 +104,12 @@ def _policy(table: RoutingTable) -> None:
     for name, value in (("margin", policy.margin), ("tau", policy.tau)):
         if value is not None and not 0.0 <= value < 1.0:
             raise TableError(f"policy.{name}", f"must be in [0, 1), not {value}")
+    if policy.margin < (needed := margin_of(0.0, policy.shift)) - _DUST:
+        raise TableError(
+            "policy.margin",
+            f"{policy.margin:g} is under {needed:g}, {TAUS} x tau {policy.shift:g}: no export writes that; "
+            "export the table again",
+        )
     if not 0.0 < policy.any_false_claim < 1.0:
         raise TableError("policy.any_false_claim", f"must be in (0, 1), not {policy.any_false_claim}")
     if type(policy.pad_value) is not int or not 0 <= policy.pad_value <= _LARGEST:
@@ -155,10 +165,15 @@ def _entry(entry: Entry, table: RoutingTable, place: str) -> None:
     sizes = entry.batch_size
     if not sizes or sizes[0] < 1 or sizes[-1] > _LARGEST or not _ascending(sizes):
         raise TableError(f"{place}.batch_size", "must be positive, ascending and not empty")
+    if table.policy.pad_value > entry.max_context:
+        raise TableError(
+            f"{place}.max_context",
+            f"{entry.max_context} is under policy.pad_value {table.policy.pad_value}: nothing could be proven",
+        )
     _grid(entry.routes, len(sizes), entry, table.legend, f"{place}.routes")
-    _speedup(entry.speedup, entry.routes, f"{place}.speedup")
+    _speedup(entry.speedup, entry.routes, table.policy, f"{place}.speedup")
     if entry.eager:
-        _eager(entry.eager, entry, table.legend, f"{place}.eager")
+        _eager(entry.eager, entry, table, f"{place}.eager")
     named = {table.legend[letter] for letter in _route_letters(entry)}
     for proof in entry.proof:
         _proof(proof, f"{place}.proof.{proof.route}")
@@ -192,8 +207,8 @@ def _grid(grid: Grid, width: int, entry: Entry, legend: Mapping[str, str], place
         raise TableError(f'{place}["any"]', f"is {grid.any!r}, but the rows allow {derived!r}")
 
 
-def _eager(eager: Eager, entry: Entry, legend: Mapping[str, str], place: str) -> None:
-    intervals = eager.intervals
+def _eager(eager: Eager, entry: Entry, table: RoutingTable, place: str) -> None:
+    intervals, legend = eager.intervals, table.legend
     if not intervals:
         raise TableError(f"{place}.batch_size", "must not be empty; leave eager out")
     for low, high in intervals:
@@ -207,7 +222,7 @@ def _eager(eager: Eager, entry: Entry, legend: Mapping[str, str], place: str) ->
     _grid(eager.routes, len(intervals), entry, legend, f"{place}.routes")
     if [row.kv_high for row in eager.routes.rows] != [row.kv_high for row in entry.routes.rows]:
         raise TableError(f"{place}.routes", "rows differ from the entry's own rows")
-    _speedup(eager.speedup, eager.routes, f"{place}.speedup")
+    _speedup(eager.speedup, eager.routes, table.policy, f"{place}.speedup")
     position = {size: index for index, size in enumerate(entry.batch_size)}
     for row, captured in zip(eager.routes.rows, entry.routes.rows, strict=True):
         for (low, high), letter in zip(intervals, row.letters, strict=True):
@@ -219,7 +234,9 @@ def _eager(eager: Eager, entry: Entry, legend: Mapping[str, str], place: str) ->
                 )
 
 
-def _speedup(speedup: Speedup, grid: Grid, place: str) -> None:
+def _speedup(speedup: Speedup, grid: Grid, policy: Policy, place: str) -> None:
+    # A claim's bound lies above 1 + margin, and is rounded down.
+    least = max(1.0, 1.0 + policy.margin - _ROUNDED - _DUST)
     for name, ratios in (("low", speedup.low), ("vs_stock", speedup.vs_stock)):
         if [len(row) for row in ratios] != [len(row.letters) for row in grid.rows]:
             raise TableError(f"{place}.{name}", "must have one value per row and column of routes")
@@ -229,15 +246,23 @@ def _speedup(speedup: Speedup, grid: Grid, place: str) -> None:
                     where = f'{place}.{name}["{row.kv_high}"]'
                     raise TableError(where, f"a ratio must be positive, not {value}")
                 if name == "low":
-                    wrong = value is not None if letter in RESERVED else value is None or value <= 1.0
+                    wrong = value is not None if letter in RESERVED else value is None or value <= least
                     if wrong:  # the place is spelled out only now: these are most of a table's values
-                        raise _bound(letter, value, f'{place}.low["{row.kv_high}"]')
+                        raise _bound(letter, value, policy.margin, f'{place}.low["{row.kv_high}"]')
+                elif value is not None and policy.stock is None:
+                    raise TableError(
+                        f'{place}.vs_stock["{row.kv_high}"]',
+                        f"a ratio {value} to the stock route, but policy.stock is null",
+                    )
 
 
-def _bound(letter: str, value: Ratio, place: str) -> TableError:
+def _bound(letter: str, value: Ratio, margin: float, place: str) -> TableError:
     if letter in RESERVED:
         return TableError(place, f"a proven bound {value} where no route is named")
-    return TableError(place, f"letter {letter!r} needs a proven bound above 1.0, not {show(value)}")
+    return TableError(
+        place,
+        f"letter {letter!r} needs a proven bound above {1.0 + margin}, 1 + policy.margin, not {show(value)}",
+    )
 
 
 def _proof(proof: Proof, place: str) -> None:

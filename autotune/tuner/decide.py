@@ -14,8 +14,8 @@ from statistics import median
 from autotune.bench.eprocess import Progress, SignTest, State
 from autotune.bench.objective import Objective, graph, paired_ratios
 from autotune.bench.record import Round
-from autotune.bench.shift import margin_of, near_until
 from autotune.domain.decision import Decision, Reason
+from autotune.domain.margin import margin_of, near_until
 from autotune.domain.verdict import Status, Verdict
 
 # Two proven routes are set against each other at a plain 1:20: whichever wins, the table's claim is the one

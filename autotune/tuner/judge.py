@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from autotune.bench.objective import paired_ratios
 from autotune.bench.record import Round
-from autotune.bench.shift import margin_of, shift, tau_of
+from autotune.bench.shift import shift, tau_of
+from autotune.domain.margin import margin_of
 from autotune.domain.verdict import Status, Verdict
 from autotune.hardware.memory import too_large
 from autotune.tuner.decide import (

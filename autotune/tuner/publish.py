@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import autotune
-from autotune.bench.shift import margin_of
 from autotune.domain.decision import Decision, Reason
+from autotune.domain.margin import margin_of
 from autotune.domain.verdict import CheckStatus
 from autotune.table.build import DecidedCell, build_table
 from autotune.table.dump import write_table

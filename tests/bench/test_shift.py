@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.bench.eprocess import SignTest, lower_bound
-from autotune.bench.shift import MIN_CELLS, MOST, margin_of, near_until, rank, shift, tau_of
+from autotune.bench.shift import MIN_CELLS, MOST, rank, shift, tau_of
+from autotune.domain.margin import margin_of, near_until
 
 
 def cells(*shifts: float) -> dict[str, list[float]]:

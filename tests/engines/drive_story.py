@@ -76,7 +76,7 @@ def table(folder: Path) -> Path:
         ],
         facts=B200,
         generated=GENERATED,
-        policy=Policy("sglang", DECODE, "graph", 0.02, 0.01, 0.05),
+        policy=Policy("sglang", DECODE, "graph", 0.03, 0.01, 0.05),
         families={DECODE: "decode", FALLBACK: "context"},
     )
     path = folder / "b200.sglang.yaml"

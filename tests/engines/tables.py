@@ -51,7 +51,7 @@ def table(engine: str = "sglang", max_context: int = 512) -> RoutingTable:
         cells,
         facts=CUDA_FACTS,
         generated=GENERATED,
-        policy=Policy(engine, XQA, "graph", 0.02, 0.01, 0.05),
+        policy=Policy(engine, XQA, "graph", 0.03, 0.01, 0.05),
         families=FAMILIES,
     )
 

@@ -90,7 +90,7 @@ def make(tmp_path: Path) -> Any:
         cells,
         facts=CUDA_FACTS,
         generated=GENERATED,
-        policy=Policy("vllm", "xqa-decode", "graph", 0.02, 0.01, 0.05, pad_value=0),
+        policy=Policy("vllm", "xqa-decode", "graph", 0.03, 0.01, 0.05, pad_value=0),
         families={"xqa-decode": "decode", "fa2": "context"},
     )
     path = tmp_path / "h200.vllm.yaml"

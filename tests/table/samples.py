@@ -50,7 +50,7 @@ CUDA_FACTS = Facts(
     },
 )
 GENERATED = Generated("autotune 0.1.0", "2026-11-29T12:00:00Z", "0123")
-POLICY = Policy("generic", FALLBACK, "step", 0.02, 0.01, 0.05)
+POLICY = Policy("generic", FALLBACK, "step", 0.03, 0.01, 0.05)
 FAMILIES = {SPLIT: "decode", OTHER: "decode", FALLBACK: "context", "torch-eager": "context"}
 
 FASTER = Decision(SPLIT, Reason.PROVEN_FASTER, "", 1.1234567, 1.3, 1.2)

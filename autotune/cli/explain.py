@@ -68,7 +68,7 @@ def command(
     if json:
         print_json(_json(router, found, loaded))
     else:
-        print_text("\n".join(_lines(router, found, loaded)))
+        print_text("\n".join(_lines(router, found, loaded, frozenset(attest))))
     return 0
 
 
@@ -122,7 +122,7 @@ def _json(router: Router, found: Explanation, loaded: RoutingTable) -> dict[str,
     }
 
 
-def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str]:
+def _lines(router: Router, found: Explanation, loaded: RoutingTable, attested: frozenset[str]) -> list[str]:
     from autotune.report.grid import objective_text
 
     lines = [
@@ -142,11 +142,23 @@ def _lines(router: Router, found: Explanation, loaded: RoutingTable) -> list[str
         )
         lines += [f"  requires {need}" for need in proof.requires]
         lines += [f"  limit: {limit}" for limit in proof.limits]
+    lines += _assumed(found, attested)
     lines += [
         f"  unsafe in this table: {row.route} {row.kind} in {row.cell}: {' '.join(row.detail.split())}"
         for row in loaded.unsafe
     ]
     return lines
+
+
+def _assumed(found: Explanation, attested: frozenset[str]) -> list[str]:
+    """What the fallback's proof takes for granted, where the fallback is the table's own answer."""
+    from autotune.router.explanation import Why
+
+    if found.assumes is None:
+        known = (Why.NOT_FASTER, Why.CANDIDATE_UNSAFE, Why.QUARANTINED, Why.REQUIRES)
+        return ["  what the fallback's proof assumes: not stated in this table"] if found.why in known else []
+    said = [need + ("" if need in attested else " (not attested)") for need in found.assumes]
+    return [f"  the fallback's proof assumes {', '.join(said)}"] if said else []
 
 
 def _between(loaded: RoutingTable) -> str:

@@ -1,4 +1,4 @@
-"""What a claim must pass, from the study's own margin and tau. Here, since a loader holds tables to it too."""
+"""What a claim must pass, from the study's own margin and tau. A loader holds tables to it too."""
 
 from __future__ import annotations
 

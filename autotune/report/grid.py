@@ -87,13 +87,15 @@ def _title(entry: Entry) -> Text:
     shape, dtypes = entry.shape, entry.dtypes
     extras = [f"window {shape.window_left}"] if shape.window_left >= 0 else []
     extras += ["sinks"] if shape.sinks else []
+    assumed = f", proven with {', '.join(entry.fallback_requires)}" if entry.fallback_requires else ""
     return Text.assemble(
         (
             f"{shape.num_qo_heads}/{shape.num_kv_heads}/{shape.head_dim} page {shape.page_size} "
             f"{dtypes.q}/{dtypes.kv}/{dtypes.out} q_len {entry.q_len}",
             "bold",
         ),
-        f"  {', '.join([*extras, *entry.models])}  (fallback {entry.fallback}, context {entry.max_context})",
+        f"  {', '.join([*extras, *entry.models])}"
+        f"  (fallback {entry.fallback}{assumed}; context {entry.max_context})",
     )
 
 

@@ -80,6 +80,14 @@ class Bound:
         found = self._find(batch_size, q_len, max_kv_len)
         return found.answer if found.proven else None
 
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """What proofs of the fallback assumed and this binding did not attest; nothing is withheld for it.
+
+        Empty also where the table does not state it, and where the router is inactive.
+        """
+        return self._plan.assumes
+
     def explain(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Explanation:
         """The answer with its reason and proof, from the same look-up as :meth:`route`. Never raises."""
         plan = self._plan

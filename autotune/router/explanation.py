@@ -44,6 +44,8 @@ class Explanation(NamedTuple):
             was named by ``max_kv_len``.
         vs_stock: median of time(stock) / time(answer), where measured.
         proof: what stands behind a route the table names here, also where it was not attested.
+        assumes: where the answer is the table's fallback for this call, what that one's proof assumed,
+            attested or not; None where the table does not state it, and outside the table.
     """
 
     answer: str
@@ -54,3 +56,4 @@ class Explanation(NamedTuple):
     speedup_low: float | None = None
     vs_stock: float | None = None
     proof: Proof | None = None
+    assumes: tuple[str, ...] | None = None

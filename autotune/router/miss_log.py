@@ -22,3 +22,15 @@ class MissLog:
                 logger().warning("fallback, %s: %s (further ones are not logged)", found.why, found.detail)
             except Exception:
                 return
+
+    def assumed(self, needs: tuple[str, ...]) -> None:
+        """One line for what the fallback's proof assumed and a caller did not attest."""
+        if "assumed" not in self._seen:
+            self._seen.add("assumed")
+            try:
+                logger().warning(
+                    "the fallback is proven only with %s, which was not attested; it answers all the same",
+                    ", ".join(needs),
+                )
+            except Exception:
+                return

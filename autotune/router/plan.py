@@ -56,9 +56,10 @@ class Plan:
         inside: what was too wide to be written out into ``sizes``, by ``q_len``.
         misses: what answers a call outside the table, by reason.
         always: the one answer of a plan without a table, or None.
+        assumes: what proofs of its fallbacks assumed and was not attested, sorted.
     """
 
-    __slots__ = ("always", "inside", "misses", "sizes")
+    __slots__ = ("always", "assumes", "inside", "misses", "sizes")
 
     def __init__(
         self,
@@ -66,11 +67,13 @@ class Plan:
         inside: Mapping[int, _Inside],
         misses: Mapping[str, Explanation],
         always: Explanation | None = None,
+        assumes: tuple[str, ...] = (),
     ) -> None:
         self.sizes = sizes
         self.inside = inside
         self.misses = misses
         self.always = always
+        self.assumes = assumes
 
     @classmethod
     def constant(cls, answer: Explanation) -> Plan:
@@ -99,7 +102,9 @@ class Plan:
         """
         sizes: dict[int, dict[int, Slot]] = {}
         spans: dict[int, list[tuple[int, int, Slot]]] = {}
+        assumed: set[str] = set()
         for entry in entries:
+            assumed.update(entry.fallback_requires or ())
             grid = _Answers(entry, legend, families, max_context, attests, withdrawn, instead)
             columns = sizes.setdefault(entry.q_len, {})
             for index, size in enumerate(entry.batch_size):
@@ -121,7 +126,7 @@ class Plan:
                 lows, highs, slots = zip(*wide, strict=True)
                 inside[q_len] = (lows, highs, slots)
         misses = {why: Explanation(fallback, False, False, why, detail) for why, detail in MISSES.items()}
-        return cls(sizes, inside, misses)
+        return cls(sizes, inside, misses, assumes=tuple(sorted(assumed - attests)))
 
     def find(self, batch_size: int, q_len: int, max_kv_len: int | None) -> Explanation:
         """The answer for plain integers; one of :attr:`misses` where the table has none."""
@@ -194,13 +199,17 @@ class _Answers:
         if letter == NO_SAFE_ROUTE and self._instead is not None:
             detail = f"no safe route: the fallback {fallback!r} is quarantined"
             return Explanation(self._instead, False, False, Why.NO_SAFE_ROUTE, detail, None, None)
+        if letter == NO_SAFE_ROUTE:
+            return Explanation(fallback, False, False, Why.NO_SAFE_ROUTE, meaning, None, vs_stock)
         if letter in RESERVED:
-            return Explanation(fallback, False, False, _WHY[letter], meaning, None, vs_stock)
+            why, assumes = _WHY[letter], self._entry.fallback_requires
+            return Explanation(fallback, False, False, why, meaning, None, vs_stock, None, assumes)
         proof: Proof = self._proofs[meaning]
         missing = [need for need in proof.requires if need not in self._attests]
         if missing:
             detail = f"{meaning!r} is proven only with {', '.join(missing)}, which was not attested"
-            return Explanation(fallback, False, False, Why.REQUIRES, detail, None, None, proof)
+            assumes = self._entry.fallback_requires
+            return Explanation(fallback, False, False, Why.REQUIRES, detail, None, None, proof, assumes)
         decode = self._families[meaning] == "decode"
         detail = f"proven safe, and faster than {fallback!r}"
         return Explanation(meaning, True, decode, Why.PROVEN_FASTER, detail, low, vs_stock, proof)

@@ -271,6 +271,8 @@ class Router:
         plan = self._state.plan(binding)
         if plan.always is not None and plan.always.why != Why.INACTIVE:  # that is logged with the table
             self._log(plan.always)
+        if plan.assumes:
+            self._log.assumed(plan.assumes)
         return plan
 
     def _refuse(self, reason: str) -> None:

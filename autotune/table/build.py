@@ -42,7 +42,8 @@ class DecidedCell:
     """One decision, with what the table shows beside it.
 
     ``verdict`` is the decided route's in this cell's column, ``fallback_error`` the fallback's worst
-    error there; both are needed where ``decision.route`` is set.
+    error there; both are needed where ``decision.route`` is set. ``fallback_requires`` is what the
+    fallback's proof there assumed, None where it is not proven.
 
     Raises:
         ValueError: a route without a safe verdict, a proven bound above 1 and both errors; or a route
@@ -55,6 +56,7 @@ class DecidedCell:
     fallback: str
     verdict: Verdict | None = None
     fallback_error: float | None = None
+    fallback_requires: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         route, verdict = self.decision.route, self.verdict
@@ -192,6 +194,7 @@ def _entry(key: _Key, group: _Group, letter_of: Mapping[str, str]) -> Entry:
         speedup=_speedup(columns, routes),
         proof=tuple(_proof(name, group.cells) for name in sorted(letter_of) if letter_of[name] in named),
         eager=eager,
+        fallback_requires=_assumed(group.cells),
     )
 
 
@@ -288,6 +291,12 @@ def _least(values: Iterable[Ratio]) -> Ratio:
     rounded = math.floor(least * 10_000) / 10_000
     # A bound so close to 1 (or to 0) that rounding would cross it keeps its digits.
     return rounded if rounded > 1.0 or (rounded > 0.0 and least <= 1.0) else least
+
+
+def _assumed(cells: Iterable[DecidedCell]) -> tuple[str, ...] | None:
+    """All that the fallback's proofs assumed; None where there is no proof."""
+    stated = [cell.fallback_requires for cell in cells if cell.fallback_requires is not None]
+    return tuple(sorted({need for needs in stated for need in needs})) if stated else None
 
 
 def _proof(route: str, cells: Iterable[DecidedCell]) -> Proof:

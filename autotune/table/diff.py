@@ -256,6 +256,12 @@ def _between_entries(old: RoutingTable, new: RoutingTable) -> Iterator[Differenc
                 continue
             if entry.fallback != other.fallback:
                 found[Difference("fallback", entry.fallback, other.fallback)] += 1
+            elif entry.fallback_requires != other.fallback_requires and None not in (
+                entry.fallback_requires,
+                other.fallback_requires,
+            ):
+                what = f"requires of fallback {entry.fallback}"
+                found[Difference(what, entry.fallback_requires, other.fallback_requires)] += 1
             proofs = {proof.route: proof for proof in entry.proof}
             for proof in other.proof:
                 if (was := proofs.get(proof.route)) is None:

@@ -220,11 +220,13 @@ def _dtypes(dtypes: DTypes) -> _Line:
 
 
 def _entry(entry: Entry) -> dict[Any, Any]:
+    stated = entry.fallback_requires
     written = _words(
         shape=_shape(entry.shape),
         dtypes=_dtypes(entry.dtypes),
         models=_Items(entry.models),
         fallback=entry.fallback,
+        **({} if stated is None else {"fallback_requires": _Items(stated)}),
         max_context=entry.max_context,
         q_len=entry.q_len,
         batch_size=_Items(entry.batch_size),

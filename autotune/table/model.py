@@ -131,7 +131,9 @@ class Entry:
     """One shape, dtypes, q_len and max context: what one review looks at.
 
     ``batch_size`` are the captured sizes, the columns of ``routes``. ``fallback`` is the kernel that
-    every reserved letter stands for.
+    every reserved letter stands for. ``fallback_requires`` is what its proofs in these cells assumed; it is
+    shown and withholds nothing, since the fallback is what would be called anyway. None: not stated, as in
+    older tables and where it is proven nowhere.
     """
 
     shape: Shape
@@ -145,6 +147,7 @@ class Entry:
     speedup: Speedup
     proof: tuple[Proof, ...] = ()
     eager: Eager | None = None
+    fallback_requires: tuple[str, ...] | None = None
 
     @property
     def grids(self) -> tuple[Grid, ...]:

@@ -137,7 +137,7 @@ def _entry(raw: object, place: str) -> Entry:
         *("shape", "dtypes", "models", "fallback", "max_context", "q_len"),
         *("batch_size", "routes", "speedup", "proof"),
     )
-    data = _mapping(raw, place, required, optional=("eager",))
+    data = _mapping(raw, place, required, optional=("eager", "fallback_requires"))
     routes = _grid(data["routes"], f"{place}.routes")
     return Entry(
         shape=shape_from(data["shape"], f"{place}.shape"),
@@ -151,6 +151,11 @@ def _entry(raw: object, place: str) -> Entry:
         speedup=_speedup(data["speedup"], routes, f"{place}.speedup"),
         proof=_proofs(data["proof"], f"{place}.proof"),
         eager=_eager(data["eager"], f"{place}.eager") if "eager" in data else None,
+        fallback_requires=(
+            _each(data["fallback_requires"], f"{place}.fallback_requires", _text)
+            if "fallback_requires" in data
+            else None
+        ),
     )
 
 

@@ -158,6 +158,7 @@ def _entry(entry: Entry, table: RoutingTable, place: str) -> None:
         raise TableError(f"{place}.fallback", f"{show(entry.fallback)} is not a route's name")
     if table.families[entry.fallback] != CONTEXT:
         raise TableError(f"{place}.fallback", f"{entry.fallback!r} is not of the context family")
+    _needs(entry.fallback_requires or (), f"{place}.fallback_requires")
     if not 1 <= entry.q_len <= entry.max_context <= _LARGEST:
         raise TableError(
             place, f"q_len {entry.q_len} and max_context {entry.max_context} must be positive and ascending"
@@ -165,10 +166,9 @@ def _entry(entry: Entry, table: RoutingTable, place: str) -> None:
     sizes = entry.batch_size
     if not sizes or sizes[0] < 1 or sizes[-1] > _LARGEST or not _ascending(sizes):
         raise TableError(f"{place}.batch_size", "must be positive, ascending and not empty")
-    if table.policy.pad_value > entry.max_context:
+    if (pad := table.policy.pad_value) > entry.max_context:
         raise TableError(
-            f"{place}.max_context",
-            f"{entry.max_context} is under policy.pad_value {table.policy.pad_value}: nothing could be proven",
+            f"{place}.max_context", f"{entry.max_context} is under policy.pad_value {pad}: no proof can be"
         )
     _grid(entry.routes, len(sizes), entry, table.legend, f"{place}.routes")
     _speedup(entry.speedup, entry.routes, table.policy, f"{place}.speedup")
@@ -272,10 +272,12 @@ def _proof(proof: Proof, place: str) -> None:
     for name in ("worst_error", "fallback_error"):
         if not 0.0 <= getattr(proof, name) < float("inf"):
             raise TableError(f"{place}.{name}", f"must be zero or positive, not {getattr(proof, name)}")
-    if list(proof.requires) != sorted(set(proof.requires)) or not all(
-        _WORD.fullmatch(need) for need in proof.requires
-    ):
-        raise TableError(f"{place}.requires", f"must be sorted, distinct words, not {show(proof.requires)}")
+    _needs(proof.requires, f"{place}.requires")
+
+
+def _needs(needs: tuple[str, ...], place: str) -> None:
+    if list(needs) != sorted(set(needs)) or not all(_WORD.fullmatch(need) for need in needs):
+        raise TableError(place, f"must be sorted, distinct words, not {show(needs)}")
 
 
 def _unsafe(items: tuple[Unsafe, ...]) -> None:

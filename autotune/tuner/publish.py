@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import autotune
 from autotune.domain.decision import Decision, Reason
 from autotune.domain.margin import margin_of
-from autotune.domain.verdict import CheckStatus
+from autotune.domain.verdict import CheckStatus, Status
 from autotune.table.build import DecidedCell, build_table
 from autotune.table.dump import write_table
 from autotune.table.model import Generated, Policy, Quarantine, RoutingTable, Unsafe
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from autotune.domain.fingerprint import Facts
+    from autotune.domain.verdict import Verdict
     from autotune.store.records import Proof
     from autotune.tuner.run import OpenedRun
 
@@ -68,9 +69,14 @@ def decide_all(run: OpenedRun, objective: str | None = None) -> tuple[DecidedCel
                 fallback=evidence.fallback,
                 verdict=verdict,
                 fallback_error=evidence.fallback_verdict.worst_error,
+                fallback_requires=_assumed(evidence.fallback_verdict),
             )
         )
     return tuple(found)
+
+
+def _assumed(verdict: Verdict) -> tuple[str, ...] | None:
+    return verdict.requires if verdict.status is Status.SAFE else None
 
 
 def accused(run: OpenedRun) -> Iterator[Proof]:

@@ -81,6 +81,7 @@ def test_show(finished: tuple[Place, Result]) -> None:
     shown = cli("show", place.table, "--json").json
     assert shown["digest"] == load_table(place.table).digest
     assert shown["entries"][0]["batch_size"] == [1, 2]
+    assert shown["entries"][0]["fallback_requires"] == []
 
 
 def test_colour_only_on_a_terminal(finished: tuple[Place, Result], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ def decided(
     fallback: str = FALLBACK,
     requires: tuple[str, ...] = (),
     pad_value: int = 1,
+    fallback_requires: tuple[str, ...] | None = None,
 ) -> DecidedCell:
     """One decided cell with a plausible proof behind a route."""
     column = Column(shape, dtypes, q_len, batch, max_context, interval, pad_value)
@@ -83,6 +84,7 @@ def decided(
         fallback,
         verdict if decision.route else None,
         0.003,
+        fallback_requires,
     )
 
 
@@ -171,6 +173,7 @@ def cell_lists(draw: st.DrawFn) -> list[DecidedCell]:
                                 shape=shape,
                                 max_context=max_context,
                                 requires=draw(st.sampled_from(((), (), ("finite_pool",)))),
+                                fallback_requires=draw(st.sampled_from((None, (), ("tail_padding_512",)))),
                             )
                         )
                     low = end + 1

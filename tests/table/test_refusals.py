@@ -201,8 +201,8 @@ EDITS = {
         "policy.margin: 0.02 is under 0.03, 3 x tau 0.01: no export writes that; export the table again",
     ),
     "tau raised over the margin": ("tau: 0.01", "tau: 0.0101", "policy.margin: 0.03 is under 0.0303"),
-    "bound under the margin": ("[null, 1.1234,", "[null, 1.0298,", "bound above 1.03, 1 + policy.margin, not 1.0298"),
-    "margin over the bounds": ("margin: 0.03", "margin: 0.2", "bound above 1.2, 1 + policy.margin, not 1.1234"),
+    "bound under the margin": ("[null, 1.1234,", "[null, 1.0298,", "1.03, 1 + policy.margin, not 1.0298"),
+    "margin over the bounds": ("margin: 0.03", "margin: 0.2", "1.2, 1 + policy.margin, not 1.1234"),
     "ratio to no stock": ('stock: "torch-sdpa"', "stock: null", "policy.stock is null"),
     "padding past the context": ("pad_value: 1}", "pad_value: 4097}", "4096 is under policy.pad_value 4097"),
     "negative padding": ("pad_value: 1}", "pad_value: -1}", "policy.pad_value"),
@@ -221,7 +221,7 @@ def test_an_edited_and_signed_table(name: str) -> None:
 
 
 def test_margins_and_bounds_that_exports_do_write() -> None:
-    """A bound is rounded down, so it may stand at the margin; older tables have 0.0 for a tau not measured."""
+    """A bound is rounded down, so it may stand at the margin; in older tables a tau of 0.0 is none."""
     kept = samples.edited(DATA, "[null, 1.1234,", "[null, 1.03,")
     assert load_table(kept).entries[0].speedup.low[0][1] == 1.03
     for tau, margin in (("0.0", "0.001"), ("null", "0.001"), ("0.01", "0.03"), ("0.0137", "0.0411")):

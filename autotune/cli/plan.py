@@ -49,7 +49,7 @@ def command(
     from autotune.cli.output import print_json, print_text
     from autotune.cli.search import require_search, weights
     from autotune.hardware.memory import too_large
-    from autotune.tuner.cost import predict_all, within
+    from autotune.tuner.cost import predict_again, predict_all, within
 
     require_search(strategy, budget, traffic)
     limit = None if budget is None else duration(budget)
@@ -67,10 +67,16 @@ def command(
     weighed = None if traffic is None else weights(grid, traffic)
     cells = [item.cell for item in grid.cells if weighed is None or item.cell.id in weighed.by_cell]
     # the adaptive search proves and times one candidate a cell, if the first one wins
-    seconds = predict_all(cells, device.kind, 2 if adaptive else max(2, len(timed)))
+    routes = 2 if adaptive else max(2, len(timed))
+    again = predict_again(cells, device.kind, routes)
+    seconds = predict_all(cells, device.kind, routes) + again.seconds
     reached = None
     if adaptive and limit is not None:
-        reached = within(cells, device.kind, limit, None if weighed is None else weighed.by_cell)
+        by_cell = None if weighed is None else weighed.by_cell
+        reached = within(cells, device.kind, limit, by_cell)
+        # a budget that ends before the cells do still pays for the second timings that are due by then
+        part = predict_again(cells[:reached], device.kind, routes, last=reached == len(cells))
+        reached = within(cells, device.kind, max(0.0, limit - part.seconds), by_cell)
     plan: dict[str, Any] = {
         "gpu": grid.space.gpu,
         "device": str(device),
@@ -92,6 +98,11 @@ def command(
         "calls_without_a_cell": None if weighed is None else weighed.unmatched,
         "cells_within_budget": reached,
         "estimated_seconds": round(seconds, 1),
+        "second_timings": {
+            "cells": again.cells,
+            "seconds": round(again.seconds, 1),
+            "near_claim_seconds_at_most": round(again.near, 1),
+        },
         "entries": [_entry(entry) for entry in grid.entries],
     }
     if json:
@@ -120,8 +131,6 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 
 def _text(plan: dict[str, Any]) -> str:
-    minutes = plan["estimated_seconds"] / 60
-    took = f"{plan['estimated_seconds']:.0f} s" if minutes < 2 else f"{minutes:.0f} min"
     lines = [
         f"{plan['gpu']}: {plan['device']}, engine {plan['engine']} ({plan['mode']} mode)",
         f"fallback: {', then '.join(plan['fallback'])}; stock: {plan['stock']}",
@@ -133,8 +142,9 @@ def _text(plan: dict[str, Any]) -> str:
             else []
         ),
         f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
-        f"estimated: {took} beside the self-test"
+        f"estimated: {_took(plan['estimated_seconds'])} beside the self-test"
         + (", at least: one candidate a cell" if plan["strategy"] == "adaptive" else ""),
+        _again(plan["second_timings"]),
     ]
     if plan["cells_within_budget"] is not None:
         lines.append(
@@ -150,6 +160,17 @@ def _text(plan: dict[str, Any]) -> str:
             + f"  [{'; '.join(entry['models'])}]"
         )
     return "\n".join(lines)
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _again(found: dict[str, Any]) -> str:
+    sampled = f"{_took(found['seconds'])} to time {found['cells']} cells again in other processes (tau)"
+    if not found["cells"]:
+        return "second timings: none, too few cells"
+    return f"of these: {sampled}; each near claim adds up to {found['near_claim_seconds_at_most']:.1f} s"
 
 
 def _list(values: list[int]) -> str:

@@ -5,6 +5,7 @@ A prediction never decides anything but order: it is good to a factor of about t
     call      = overhead + per_row x batch + bytes(KV) / bandwidth + products x per_product
     proof     = routes x (base + launches' share of the largest KV)       once a column
     timing    = open + operand sets + (start-up + typical rounds) x routes x max(group, call)   once a cell
+    again     = children + the same with the sample's rounds   for tau, up to 24 cells of the mean timing
 
 ``products`` counts multiply-adds: batch x q_len x query heads x kv_len x (head_dim + head_dim_vo).
 """
@@ -13,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
 from autotune.bench.record import MIN_GROUP_MS, RoundSettings
 from autotune.domain.dtypes import BITS, Dtype
+from autotune.tuner.decide import AGREE_ROUNDS
+from autotune.tuner.sample import CELLS_A_CHILD, ROUNDS_OF, due
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
@@ -37,6 +41,7 @@ class Coefficients:
             over all launches of all checks, operands and references included.
         open: of sessions and whatever else one cell's timing starts with.
         build_byte: per byte of KV pool filled.
+        child: of a fresh child, until it can time a cell.
         rounds: of a typical decision, past the start-up.
     """
 
@@ -49,6 +54,7 @@ class Coefficients:
     proof_product: float
     open: float
     build_byte: float
+    child: float
     rounds: int = 20
 
 
@@ -66,6 +72,7 @@ COEFFICIENTS = {
         proof_product=2e-9,
         open=0.02,
         build_byte=2e-9,
+        child=0.015,
     ),
     # ESTIMATES from runs on one H200, not a fit: 3 TB/s and 10 microseconds a launch (XQA and FA2, head_dim
     # 128); 65 launches with their references a second, taken for 70 launches a proof as on the CPU; graph
@@ -80,6 +87,7 @@ COEFFICIENTS = {
         proof_product=0.0,
         open=0.3,
         build_byte=1 / 2e10,
+        child=3.0,
     ),
 }
 
@@ -90,13 +98,50 @@ def predict(cell: Cell, device: str, routes: int = 2) -> float:
     Raises:
         ValueError: no coefficients for this kind of device.
     """
+    return _timing(cell, device, routes, _coefficients(device).rounds)
+
+
+def _timing(cell: Cell, device: str, routes: int, rounds: int) -> float:
     use = _coefficients(device)
     settings = RoundSettings()
     work = call_seconds(cell, device)
     one_round = routes * max(MIN_GROUP_MS[device.partition(":")[0]] / 1e3, work)
     start_up = max(settings.discard_rounds * one_round, settings.discard_ms / 1e3)
     pools = settings.operand_sets * _kv_bytes(cell.column, cell.kv_high) * use.build_byte
-    return use.open + pools + start_up + use.rounds * one_round
+    return use.open + pools + start_up + rounds * one_round
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTimings:
+    """What timing cells again in fresh children takes.
+
+    Attributes:
+        cells, seconds: of the sample that tau is measured on.
+        near: seconds that a near claim's second process adds, at most; nobody knows before how many there are.
+    """
+
+    cells: int
+    seconds: float
+    near: float
+
+
+def predict_again(cells: Iterable[Cell], device: str, routes: int = 2, *, last: bool = True) -> SecondTimings:
+    """The second timings of a study of ``cells``, each at the mean of all: the sample takes them evenly.
+
+    Args:
+        last: all cells are timed; False: these many are, and others are left.
+
+    Raises:
+        ValueError: no coefficients for this kind of device.
+    """
+    cells = list(cells)
+    kind, child = device.partition(":")[0], _coefficients(device).child
+    if not cells:
+        return SecondTimings(0, 0.0, 0.0)
+    count = due(len(cells), last=last)
+    sampled = sum(_timing(cell, device, routes, ROUNDS_OF[kind]) for cell in cells) / len(cells)
+    near = sum(_timing(cell, device, 2, AGREE_ROUNDS) for cell in cells) / len(cells)
+    return SecondTimings(count, count * sampled + ceil(count / CELLS_A_CHILD[kind]) * child, child + near)
 
 
 def predict_look(cell: Cell, device: str, settings: RoundSettings, routes: int) -> float:

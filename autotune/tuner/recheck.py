@@ -15,7 +15,7 @@ from autotune.domain.decision import Reason
 from autotune.domain.verdict import Status
 from autotune.tuner.decide import AGREE_ROUNDS, rounds_left
 from autotune.tuner.prover import seed_of
-from autotune.tuner.sample import ROUNDS_OF, draw, due
+from autotune.tuner.sample import CELLS_A_CHILD, ROUNDS_OF, draw, due
 from autotune.worker.base import Runs
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from autotune.tuner.racer import Racer
     from autotune.tuner.run import OpenedRun
 
-# Cells that share a child. On the CPU a fresh one is there in some 15 ms; on CUDA it costs a context and the
-# library's modules, about 3 s, so six children serve the sample.
-CELLS_A_CHILD = {"cpu": 1, "cuda": 4}
 # Decisions of cells that were not timed.
 _UNTIMED = frozenset({Reason.NO_SAFE_ROUTE, Reason.TOO_LARGE, Reason.UNSUPPORTED})
 

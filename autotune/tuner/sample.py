@@ -19,6 +19,9 @@ CELLS = 24
 ROUNDS = 16
 # Rounds that it gets. On CUDA a round takes a millisecond or two, and opening the cell hundreds.
 ROUNDS_OF = {"cpu": ROUNDS, "cuda": 64}
+# Cells that share a child. On the CPU a fresh one is there in some 15 ms; on CUDA it costs a context and the
+# library's modules, about 3 s, so six children serve the sample.
+CELLS_A_CHILD = {"cpu": 1, "cuda": 4}
 # With so many cells timed the first are drawn, so that a study in many short calls gets its tau early. A
 # few more follow at every doubling: cells come in the order of the search, the costly ones late.
 FIRST, STEP = 8, 4

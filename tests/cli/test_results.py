@@ -174,11 +174,17 @@ def test_plan_of_a_gpu_that_is_not_here() -> None:
     assert plan["cells"] == sum(
         len(entry["kv_len"]) * (len(entry["batch_size"]) + len(entry["eager"])) for entry in plan["entries"]
     )
-    assert plan["estimated_seconds"] > 0
+    again = plan["second_timings"]
+    assert again["cells"] == 24  # of the sample that tau is measured on
+    assert 0 < again["near_claim_seconds_at_most"] < again["seconds"] < plan["estimated_seconds"]
     assert plan["fallback"][0] == "trtllm-gen-context"
     text = cli("plan", "--gpu", "b200", "--engine", "sglang")
     assert text.code == 0
     assert f"{plan['gpu']}: NVIDIA B200" in text.out
+    assert "to time 24 cells again in other processes (tau); each near claim adds up to" in text.out
+    few = cli("plan", "--gpu", "b200", "--kv", "1024", "--batch", "1", "--q-len", "1", "--dtype", "bf16")
+    assert few.code == 0
+    assert "second timings: none, too few cells" in few.out
 
 
 def test_a_part_of_a_space() -> None:

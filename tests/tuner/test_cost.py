@@ -7,7 +7,7 @@ import pytest
 from autotune.domain.cell import Cell, Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import Shape
-from autotune.tuner.cost import call_seconds, predict, predict_all, predict_proof
+from autotune.tuner.cost import call_seconds, predict, predict_again, predict_all, predict_proof
 
 COLUMN = Column(Shape(8, 1, 128, 16), PROFILES["bf16"], 4, 16, 4096)
 CELL = Cell(COLUMN, 1025, 4096)
@@ -71,3 +71,35 @@ def test_a_column_is_proven_once_for_all_its_rows() -> None:
 def test_an_unknown_device_is_one_clear_line() -> None:
     with pytest.raises(ValueError, match="no cost model for device 'tpu'; there is one for: cpu, cuda"):
         predict(CELL, "tpu")
+
+
+def _rows(count: int) -> list[Cell]:
+    return [Cell(replace(COLUMN, batch_size=1 + index), 1025, 4096) for index in range(count)]
+
+
+def test_second_timings_are_those_of_the_sample() -> None:
+    # four cells bound no median; from five on all are drawn, up to 24
+    assert [predict_again(_rows(count), "cpu").cells for count in (0, 4, 5, 23, 24, 60)] == [
+        0,
+        0,
+        5,
+        23,
+        24,
+        24,
+    ]
+    # a study that is not at its end has drawn fewer
+    assert [predict_again(_rows(count), "cpu", last=False).cells for count in (23, 24, 60)] == [0, 8, 12]
+    few = predict_again([CELL] * 5, "cpu")
+    # 16 rounds each on the CPU, 20 in a typical decision
+    assert 5 * 0.5 * predict(CELL, "cpu") < few.seconds < 5 * predict(CELL, "cpu")
+    assert few.near > predict(CELL, "cpu")
+    assert predict_again([], "cpu").seconds == predict_again(_rows(4), "cpu").seconds == 0.0
+
+
+def test_a_child_of_a_gpu_costs_more_than_its_cells() -> None:
+    tiny = Cell(replace(COLUMN, batch_size=1), 4, 256)
+    found = predict_again([tiny] * 24, "cuda:0", routes=3)
+    assert 6 * 3.0 < found.seconds < 6 * 3.0 + 24 * 2 * predict(tiny, "cuda", routes=3)
+    assert 3.0 < found.near < 5.0
+    with pytest.raises(ValueError, match="no cost model"):
+        predict_again([tiny], "tpu")

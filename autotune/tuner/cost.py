@@ -117,7 +117,7 @@ class SecondTimings:
 
     Attributes:
         cells, seconds: of the sample that tau is measured on.
-        near: seconds that a near claim's second process adds, at most; nobody knows before how many there are.
+        near: seconds that a near claim's second process adds, at most; how many there are is open.
     """
 
     cells: int

@@ -169,7 +169,7 @@ def _run(
     from autotune.cli.context import all_routes, require_context, require_controls, writable
     from autotune.cli.output import note, stderr
     from autotune.cli.tables import report, write
-    from autotune.prebuild.verify import verify
+    from autotune.prebuild.verify import unnamed, verify
     from autotune.report.progress import ProgressView
     from autotune.store.database import open_database
     from autotune.tuner.adaptive import Adaptive
@@ -181,6 +181,8 @@ def _run(
     routes = all_routes(target.device, only)
     require_context(asked, routes)
     verify(target.facts, target.grid.columns, routes)
+    if said := unnamed(target.facts):
+        note(said)
     writable(out)
     with (
         ProgressView(stderr) as view,
@@ -218,13 +220,14 @@ def _run(
 def _where(asked: Asked, devices: str | None) -> tuple[Target, tuple[Device, ...]]:
     """The target here, and the devices that ``--devices`` names; none where it is left out."""
     from autotune.cli.context import here, target
+    from autotune.cli.output import note
 
     if devices is None:
         return here(asked), ()
     from autotune.hardware.devices import BadDevicesError, select
 
     try:
-        chosen = select(devices, asked.grid.space.device)
+        chosen = select(devices, asked.grid.space.device, note)
     except BadDevicesError as error:
         raise CliError(str(error), Exit.USAGE) from error
     return target(asked, chosen[0].facts), chosen

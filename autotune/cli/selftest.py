@@ -30,8 +30,8 @@ def command(
     Exit 4 if a planted fault goes undetected or a clean kernel is accused.
     """
     from autotune.cli.context import ask, here
-    from autotune.cli.output import print_json, print_text, stderr
-    from autotune.prebuild.verify import require_selftest, verify
+    from autotune.cli.output import note, print_json, print_text, stderr
+    from autotune.prebuild.verify import require_selftest, unnamed, verify
     from autotune.report.progress import ProgressView
     from autotune.report.selftest import selftest_text
     from autotune.tuner.selftest import chosen, run_selftest
@@ -41,6 +41,8 @@ def command(
     skip = frozenset(skip_check)
     controls = chosen(target.device, only, skip)
     verify(target.facts, (), {})
+    if said := unnamed(target.facts):
+        note(said)
     if any(control.needs == "flashinfer" for control in controls):
         require_selftest(target.facts)
     with ProgressView(stderr) as view, Worker(target.device) as worker:

@@ -204,6 +204,7 @@ def _verify(
     from autotune.hardware.devices import Device
     from autotune.hardware.memory import GIB
     from autotune.hardware.neighbours import neighbours
+    from autotune.prebuild.verify import unnamed
     from autotune.prebuild.verify import verify as verify_modules
     from autotune.report.progress import ProgressView
     from autotune.report.verification import Verification
@@ -219,6 +220,8 @@ def _verify(
     except IncomparableError as error:
         raise CliError(f"{file}: {error}", Exit.USAGE) from error
     verify_modules(facts, target.grid.columns, routes)
+    if said := unnamed(target.facts):
+        note(said)
     for line in neighbours((Device(0, facts),)):
         note(line)
     with (

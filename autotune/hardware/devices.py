@@ -12,7 +12,7 @@ from autotune.hardware.errors import NoDevice, WrongMachine
 from autotune.hardware.match import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from autotune.hardware.profile import DeviceProfile
 
@@ -92,28 +92,39 @@ def cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def select(text: str, profile: DeviceProfile) -> tuple[Device, ...]:
+def select(
+    text: str, profile: DeviceProfile, warn: Callable[[str], None] = lambda line: None
+) -> tuple[Device, ...]:
     """The devices that ``--devices`` names: each is what ``profile`` asks for, all are of one fingerprint.
+
+    Args:
+        warn: told in one line of each GPU that ``all`` leaves out because it does not answer.
 
     Raises:
         BadDevicesError: see :func:`choose`.
         WrongMachine: the first is not what the profile names, or another differs from it in a fact that a
             study is bound to.
-        HardwareError: one of them cannot be used.
+        HardwareError: one that is named by its number cannot be used, or none can.
     """
-    parse(text)  # a slip of the pen is told before anything is probed
+    named = parse(text)  # a slip of the pen is told before anything is probed
     if profile.kind == "cpu" or not has_nvidia_device():
         facts = require(profile)
         return tuple(Device(index, facts) for index in choose(text, len(cpus())))
     found = collect_cuda()
-    devices = []
+    devices, silent = [], []
     for index in choose(text, len(found)):
         facts_or_reason = found[index]
         if isinstance(facts_or_reason, str):
-            raise NoDevice(f"--devices {text}: cuda:{index} cannot be used: {facts_or_reason}")
-        devices.append(Device(index, facts_or_reason))
+            silent.append(f"cuda:{index} cannot be used: {facts_or_reason}")
+        else:
+            devices.append(Device(index, facts_or_reason))
+    if silent and (named is not None or not devices):
+        more = f" (and {len(silent) - 1} more)" if silent[1:] else ""
+        raise NoDevice(f"--devices {text}: {silent[0]}{more}")
     require(profile, devices[0].facts)
     require_alike(devices)
+    for line in silent:
+        warn(f"--devices {text}: {line}; the run goes on without it")
     return tuple(devices)
 
 

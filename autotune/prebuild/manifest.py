@@ -118,6 +118,11 @@ def library(folder: Path, name: str) -> Path:
     return folder / name / f"{name}.so"
 
 
+def present(folder: Path) -> list[str]:
+    """Names of the modules that lie in the folder, in order, whether a manifest names them or not."""
+    return sorted(path.stem for path in folder.glob("*/*.so") if path == library(folder, path.stem))
+
+
 def problems(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> dict[str, str]:
     """What is wrong with modules of the folder, a line each; {} if every one is there and unchanged.
 

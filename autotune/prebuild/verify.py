@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
 
 
+# Names in a line.
+SHOWN = 3
+
+
 def unfit(manifest: Manifest, facts: Facts) -> str | None:
     """Why modules of ``manifest`` cannot run on a device with these facts; None if they can.
 
@@ -60,7 +64,7 @@ def verify(facts: Facts, columns: Iterable[Column], routes: Mapping[str, Route])
     Every module of the manifest is hashed (0.1 s for 54). Only if one of them is not right, or may lack a
     head size, is the library asked whether this run, its self-test included, would load that one. A module
     that is not there at all is no matter here: its route says so itself (``Route.available``). Without a
-    manifest there is nothing to hold modules against.
+    manifest there is nothing to hold modules against; one that it does not name is :func:`unnamed`'s.
 
     Raises:
         PrebuildError: the manifest is of another FlashInfer, tvm-ffi, CUDA or device, or a module is not the
@@ -121,6 +125,27 @@ def _loaded(
     except LibraryError:
         return None
     return None if found.refused else found.head_dims
+
+
+def unnamed(facts: Facts) -> str | None:
+    """One line for built modules that no manifest names; None if there are none, or no manifest to name them.
+
+    FlashInfer loads whatever lies there under a module's name, and nothing says what these were built from.
+    They are not refused: FlashInfer's own builds have no manifest, and what runs is proven as it is.
+    """
+    package = installed.package(facts)
+    folder = None if package is None else aot_folder(package)
+    manifest = None if folder is None else manifests.read(folder)
+    if folder is None or manifest is None:
+        return None
+    found = sorted(set(manifests.present(folder)) - set(manifest.modules))
+    if not found:
+        return None
+    names = ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if found[SHOWN:] else "")
+    return (
+        f"{folder}: in no manifest, so nothing says what they were built from, and a run may load them: "
+        f"{names}; remove their folders, or prebuild them too"
+    )
 
 
 def require_selftest(facts: Facts) -> None:

@@ -24,6 +24,7 @@ from autotune.store.errors import (
     ForeignDatabaseError,
     NewerSchemaError,
     NotADatabaseError,
+    NotWritableError,
     StoreError,
     StudyLockedError,
     one_line,
@@ -78,7 +79,8 @@ def migrate(database: Database, folder: Path | None = None) -> None:
         NewerSchemaError: the database knows a revision that this version does not.
         ForeignDatabaseError: tables of our names, but not ours (PostgreSQL).
         DatabaseBusyError: an upgrade is needed while a run holds the database.
-        DiskFullError, NotWritableError: no backup could be made; the schema is as it was.
+        DiskFullError, NotWritableError: no backup could be made, or this role may not change the schema
+            (PostgreSQL); it is as it was.
     """
     folder = folder or script_folder()
     script = ScriptDirectory(str(folder))
@@ -89,11 +91,28 @@ def migrate(database: Database, folder: Path | None = None) -> None:
     if database.path is not None:
         _migrate_file(database, database.path, folder, script, head)
         return
-    with database.write() as connection:
-        if not database.is_sqlite:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-        if not _is_current(database, connection, script, head):
-            _upgrade(connection, folder)
+    found: str | None = None
+    try:
+        with database.write() as connection:
+            if not database.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            if not _is_current(database, connection, script, head):
+                found = revision_of(connection)
+                _upgrade(connection, folder)
+    except NotWritableError as error:
+        raise NotWritableError(_not_allowed(database.where, found, head)) from error
+
+
+def _not_allowed(where: str, found: str | None, head: str | None) -> str:
+    """For a role that may not change the schema: what is there, what is needed, and who can do it."""
+    if found is None:
+        return (
+            f"{where}: has no tables yet and this role may not make them; use a role that may create tables"
+        )
+    return (
+        f"{where}: has schema {found}, this version needs {head}, and this role may not upgrade it; open it "
+        "once with this version as the role that owns its tables (autotune doctor --db URL does)"
+    )
 
 
 def _is_current(

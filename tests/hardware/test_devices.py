@@ -139,10 +139,26 @@ def test_another_driver() -> None:
 
 
 def test_a_gpu_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe_says(monkeypatch, {"all": [found(), {"error": "CUDA error: device unavailable"}]})
-    with pytest.raises(NoDevice, match="cuda:1 cannot be used: CUDA error: device unavailable"):
+    dead = {"error": "CUDA error: device unavailable"}
+    probe_says(monkeypatch, {"all": [dead, found(), dead, found()]})
+    said: list[str] = []
+    assert [device.index for device in select("all", H200, said.append)] == [1, 3]
+    reason = "cannot be used: CUDA error: device unavailable; the run goes on without it"
+    assert said == [f"--devices all: cuda:{index} {reason}" for index in (0, 2)]
+    # one that is named is wanted
+    said.clear()
+    with pytest.raises(
+        NoDevice, match=r"--devices 1,2: cuda:2 cannot be used: CUDA error: device unavail.*[^)]$"
+    ):
+        select("1,2", H200, said.append)
+    assert [device.index for device in select("3", H200, said.append)] == [3]
+    assert said == []
+
+
+def test_no_gpu_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe_says(monkeypatch, {"all": [{"error": "device lost"}] * 3})
+    with pytest.raises(NoDevice, match=r"--devices all: cuda:0 cannot be used: device lost \(and 2 more\)"):
         select("all", H200)
-    assert [device.index for device in select("0", H200)] == [0]
 
 
 def test_no_gpu_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from autotune.prebuild import manifest as manifests
 from autotune.prebuild import verify as verify_module
 from autotune.prebuild.errors import PrebuildError
 from autotune.prebuild.manifest import Manifest, Module
-from autotune.prebuild.verify import require_selftest, verify
+from autotune.prebuild.verify import require_selftest, unnamed, verify
 from autotune.prebuild.wanted import wanted
 from autotune.routes import registry
 from autotune.routes.base import Route
@@ -163,6 +163,23 @@ def test_without_manifest_library_or_device_there_is_nothing_to_check(answers: A
     verify(Facts("cpu", {}, {}), [COLUMN], {})
     (answers.here / "manifest.json").unlink()
     verify(FACTS, [COLUMN], chosen("fa2"))
+
+
+def test_modules_in_no_manifest_are_named_and_not_refused(answers: Answers) -> None:
+    assert unnamed(FACTS) is None
+    for name in ("fa2_9", "fa3_4", "fa3_5", "fa3_6"):
+        path = manifests.library(answers.here, name)
+        path.parent.mkdir()
+        path.write_bytes(b"whose?")
+    (answers.here / "stray").mkdir()
+    (answers.here / "stray" / "other.so").write_bytes(b"no module of that name is looked for here")
+    said = unnamed(FACTS)
+    assert said is not None and "\n" not in said
+    assert said.startswith(f"{answers.here}: in no manifest") and "fa2_9, fa3_4, fa3_5 and 1 more;" in said
+    verify(FACTS, [COLUMN], chosen("fa2"))
+    assert unnamed(Facts("cpu", {}, {})) is None
+    (answers.here / "manifest.json").unlink()
+    assert unnamed(FACTS) is None  # FlashInfer's own builds have none
 
 
 def test_the_self_test_s_module_must_be_here(answers: Answers) -> None:

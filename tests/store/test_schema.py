@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,13 @@ from sqlalchemy import inspect
 from autotune.domain.cell import Cell
 from autotune.domain.fingerprint import Facts
 from autotune.store.database import Database, open_database
-from autotune.store.errors import DatabaseBusyError, DiskFullError, NewerSchemaError, StoreError
+from autotune.store.errors import (
+    DatabaseBusyError,
+    DiskFullError,
+    NewerSchemaError,
+    NotWritableError,
+    StoreError,
+)
 from autotune.store.migrations import revision_of, script_folder
 from autotune.store.models import Base
 from autotune.store.records import Study
@@ -178,6 +184,46 @@ def test_a_step_that_fails_leaves_the_old_schema(
         assert revision_of(connection) == "0003"
         assert "later" not in inspect(connection).get_table_names()
         assert Repository(database).rounds(study, cell) == [{"run_us": 1.5}]
+
+
+@pytest.fixture
+def reader_url(postgres_url: str) -> Iterator[str]:
+    """The same database for a role that may look at every table and change nothing."""
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute("GRANT USAGE ON SCHEMA public TO reader")
+        connection.execute("ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO reader")
+    yield postgres_url.replace("postgres@", "reader@")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP OWNED BY reader")
+        connection.execute("DROP ROLE reader")
+
+
+@pytest.mark.postgres
+def test_a_reader_of_an_older_schema_is_told_who_can_upgrade_it(
+    postgres_url: str, reader_url: str, later: Path
+) -> None:
+    with pytest.raises(NotWritableError) as empty:
+        open_database(reader_url)
+    assert str(empty.value).startswith("postgresql+psycopg://reader@/scratch")
+    assert str(empty.value).endswith(
+        ": has no tables yet and this role may not make them; use a role that may create tables"
+    )
+    open_database(postgres_url).close()
+    open_database(reader_url).close()  # a current one can be read
+    with pytest.raises(NotWritableError) as old:
+        open_database(reader_url, migrations=later)
+    line = str(old.value)
+    assert "\n" not in line and "permission" not in line and "SQL" not in line.partition(": has ")[2]
+    assert line.endswith(
+        ": has schema 0003, this version needs 0004, and this role may not upgrade it; open it once "
+        "with this version as the role that owns its tables (autotune doctor --db URL does)"
+    )
+    open_database(reader_url).close()  # nothing was changed
+    open_database(postgres_url, migrations=later).close()
+    open_database(reader_url, migrations=later).close()
 
 
 @pytest.mark.parametrize("backend", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

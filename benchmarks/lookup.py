@@ -87,7 +87,7 @@ def table_of(decided: Sequence[DecidedCell]) -> RoutingTable:
         decided,
         facts=FACTS,
         generated=Generated("benchmarks/lookup.py", "2026-01-01T00:00:00Z", "synthetic"),
-        policy=Policy("generic", None, "graph", 0.02, 0.0, 0.05),
+        policy=Policy("generic", "xqa-decode", "graph", 0.02, None, 0.05),
         families={"xqa-decode": "decode", "fa2": "context"},
     )
 

@@ -203,6 +203,9 @@ def _kv_pool(
         if kind in (KvLayout.FUSED_NHD, KvLayout.FUSED_HND):
             pool = arena.tensor(f"kv_{what}", (2, pages, *inner, dims[0]), dtype)
             k, v = pool[0], pool[1]
+        elif kind.packed:
+            pool = arena.tensor(f"kv_{what}", (pages, *inner, 2 * dims[0]), dtype)
+            k, v = pool[..., : dims[0]], pool[..., dims[0] :]
         else:
             pool = arena.tensor(f"kv_{what}", (pages, 2, *inner, dims[0]), dtype)
             k, v = pool[:, 0], pool[:, 1]
@@ -240,6 +243,11 @@ def _checked(column: Column, recipe: Recipe) -> None:
         raise NotImplementedError(
             f"operands of q {column.dtypes.q} and KV {column.dtypes.kv} are not made; "
             f"supported: {', '.join(TORCH_DTYPES)}, and {NVFP4} KV"
+        )
+    if column.dtypes.kv == NVFP4 and KvLayout(column.shape.kv_layout).packed:
+        raise NotImplementedError(
+            f"operands of a {column.shape.kv_layout} pool with {NVFP4} KV are not made: "
+            "vLLM keeps K and V of that dtype as heads of their own, with the block scales between them"
         )
     if recipe.interleaved_v_scales:
         shape = column.shape

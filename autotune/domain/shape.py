@@ -11,8 +11,9 @@ class KvLayout(str, Enum):
     """How an engine lays out one layer's paged KV pool.
 
     ``fused`` is one allocation whose first half is K and second half V (SGLang); ``interleaved`` keeps
-    K and V of a page together (vLLM, FlashInfer's 5-D cache); ``separate`` is two allocations. ``nhd``
-    orders a page as [page_size, heads, head_dim], ``hnd`` as [heads, page_size, head_dim].
+    K and V of a page together (FlashInfer's 5-D cache); ``packed`` keeps K and V of a token's head in one row
+    of 2 x head_dim (vLLM 0.33, a 4-D cache); ``separate`` is two allocations. ``nhd`` orders a page as
+    [page_size, heads, row], ``hnd`` as [heads, page_size, row]. Pages follow each other without a gap.
     """
 
     FUSED_NHD = "fused-nhd"
@@ -21,6 +22,13 @@ class KvLayout(str, Enum):
     INTERLEAVED_HND = "interleaved-hnd"
     SEPARATE_NHD = "separate-nhd"
     SEPARATE_HND = "separate-hnd"
+    PACKED_NHD = "packed-nhd"
+    PACKED_HND = "packed-hnd"
+
+    @property
+    def packed(self) -> bool:
+        """Whether one row holds K and then V of a token's head."""
+        return self in (KvLayout.PACKED_NHD, KvLayout.PACKED_HND)
 
 
 class Mask(str, Enum):

@@ -207,13 +207,18 @@ def _kind(
     }.get(backend)
     if called is None:
         raise NotOursError(f"backend is {backend!r}")
+    layout = layout_of(k, v)
+    if layout is None:
+        raise NotOursError(
+            f"K and V lie in no pool that a table has (strides {tuple(k.stride())} and {tuple(v.stride())})"
+        )
     shape = Shape(
         int(query.shape[1]),
         int(k.shape[2]),
         int(query.shape[2]),
         int(k.shape[1]),
         head_dim_vo=int(v.shape[3]),
-        kv_layout=layout_of(k, v),
+        kv_layout=layout,
         window_left=window,
         sinks=sinks,
     )

@@ -26,22 +26,40 @@ def dtype_name(dtype: object) -> str | None:
     return _NAMES.get(str(dtype))
 
 
-def layout_of(k: torch.Tensor, v: torch.Tensor) -> str:
-    """The pool behind two logical NHD views [pages, page_size, heads, head_dim].
+def layout_of(k: torch.Tensor, v: torch.Tensor) -> str | None:
+    """The pool behind two logical NHD views [pages, page_size, heads, head_dim]; None where no table has it.
 
     ``fused``: V starts a whole number of pages after K in the same storage; ``interleaved``: K and V of a
-    page lie together; else ``separate``. With one head or one token a page both orders are the same bytes and
-    it is called ``nhd``, unless the strides are those of an HND pool.
+    page lie together; ``packed``: K and V of a token's head do; ``separate``: K's pages are dense, and so are
+    V's. With one head or one token a page both orders are the same bytes and it is called ``nhd``, unless the
+    strides are those of an HND pool.
     """
-    size = k.element_size()
+    size, row = k.element_size(), k.shape[3]
     page = k.stride(0) * size
     own = k[0].numel() * size
     apart = v.data_ptr() - k.data_ptr()
     same = k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
     hnd = k.shape[1] > 1 and k.shape[2] > 1 and k.stride(1) < k.stride(2)
     order = "hnd" if hnd else "nhd"
-    if same and page == 2 * own and apart == own:
-        return KvLayout(f"interleaved-{order}").value
-    if same and page == own and apart > 0 and apart % page == 0:
-        return KvLayout(f"fused-{order}").value
-    return KvLayout(f"separate-{order}").value
+    if _rows(k, hnd, row) and _rows(v, hnd, v.shape[3]):
+        if same and page == 2 * own and apart == own:
+            return KvLayout(f"interleaved-{order}").value
+        if same and page == own and apart > 0 and apart % page == 0:
+            return KvLayout(f"fused-{order}").value
+        if page == own and v.stride(0) == v[0].numel():
+            return KvLayout(f"separate-{order}").value
+    if same and page == 2 * own and apart == row * size and _rows(k, hnd, 2 * row) and _rows(v, hnd, 2 * row):
+        return KvLayout(f"packed-{order}").value
+    return None
+
+
+def _rows(cache: torch.Tensor, hnd: bool, apart: int) -> bool:
+    """Whether a page's rows follow each other, ``apart`` elements from start to start."""
+    _, tokens, heads, _ = cache.shape
+    wanted = (apart, tokens * apart) if hnd else (heads * apart, apart)
+    found = cache.stride()
+    # a stride that no element uses may have any value
+    return found[3] == 1 and all(
+        size == 1 or stride == want
+        for size, stride, want in zip((tokens, heads), found[1:3], wanted, strict=True)
+    )

@@ -241,13 +241,21 @@ class Plugin:
         if sys.modules[MODULE].get_cp_strategy() is not None:
             return None  # an extend would be spread over the ranks
         k, v = _pool(backend, layer)
+        layout = layout_of(k, v)
+        if layout is None:
+            self._once(
+                "layout",
+                "sglang: nothing is routed: K and V lie in no pool that a table has "
+                f"(strides {tuple(k.stride())} and {tuple(v.stride())})",
+            )
+            return None
         shape = Shape(
             layer.tp_q_head_num,
             layer.tp_k_head_num,
             layer.head_dim,
             backend.page_size,
             head_dim_vo=layer.v_head_dim,
-            kv_layout=layout_of(k, v),
+            kv_layout=layout,
             window_left=int(layer.sliding_window_size),
             sinks=kwargs.get("sinks") is not None,
             soft_cap=float(layer.logit_cap or 0.0),

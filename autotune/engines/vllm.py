@@ -10,8 +10,9 @@ vLLM makes the metadata of its prefill path anew in each build, at new addresses
 cannot be captured. Where full graphs are captured for decodes, nothing is routed, and the log names the
 setting that would allow it.
 
-vLLM 0.33 packs K and V of a token in one row of its cache, a layout that no table has
-(``domain.shape.KvLayout``): with it the plugin says so and routes nothing.
+vLLM 0.33 packs K and V of a token's head in one row of its cache (``KvLayout.PACKED_NHD``, ``PACKED_HND``).
+Where pages of several layers lie between those of one, or are padded to another layer's size, no table has
+the layout: the plugin says so and routes nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +35,16 @@ if TYPE_CHECKING:
 
 MODULE = "vllm.v1.attention.backends.flashinfer"
 CLASS = "FlashInferMetadataBuilder"
-RELIED_ON = ("build", "_compute_decode_query_lens", "_get_decode_mask", "get_q_data_type")
+RELIED_ON = (
+    "build",
+    "kv_cache_layout",
+    "_compute_decode_query_lens",
+    "_get_decode_mask",
+    "_get_prefill_wrapper",
+    "get_q_data_type",
+)
 # vLLM's version -> fingerprint of those methods.
-KNOWN = {"0.33.0": "ee58320d90972e43"}
+KNOWN = {"0.33.0": "c3be0df5c1e2907c"}
 # Row padding of a replayed graph; eager batches, the only ones routed here, have none.
 PAD_VALUE = 0
 
@@ -45,10 +53,16 @@ FULL_GRAPH = (
     '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' to have them routed'
 )
 
-PACKED = (
-    "its KV cache is laid out as {layout}, with K and V of a token in one row; tables know K and V of a page "
-    "together, and a proof of one layout says nothing of another"
+# Of KVCacheLayout, those whose pages of one layer follow each other; in the others layers lie between them.
+LAYOUTS = {"LBNHC": KvLayout.PACKED_NHD, "LBHNC": KvLayout.PACKED_HND}
+OTHER_LAYOUT = (
+    "its KV cache is laid out as {found}; tables have LBNHC and LBHNC with dense pages, and a proof of one "
+    "layout says nothing of another"
 )
+# A fallback that no hook can call: such a call stays vLLM's own.
+NO_KERNEL = "none of these"
+# FlashInfer's is_fa3_prefill_head_dim_supported, for equal head dims.
+FA3_HEAD_DIMS = (64, 128, 256)
 
 
 class Plugin:
@@ -127,40 +141,73 @@ class Plugin:
         kv = dtype_name(builder.kv_cache_dtype)
         if runtime is None or q is None or kv is None:
             return None
-        layout = str(getattr(builder.kv_cache_layout, "name", builder.kv_cache_layout)).lower()
-        if layout not in ("nhd", "hnd"):
-            self._once("layout", f"vllm: nothing is routed: {PACKED.format(layout=layout.upper())}")
+        layout, found = layout_of(builder)
+        if layout is None:
+            self._once(f"layout {found}", f"vllm: nothing is routed: {OTHER_LAYOUT.format(found=found)}")
             return None
-        kernel = builder.flashinfer_trtllm_api_decode_kernel
-        stock = {"xqa": "xqa-decode", "trtllm_gen": "trtllm-gen-decode"}.get(
-            str(getattr(kernel, "name", "")).lower(), "fa2-decode"
-        )
+        stock = decode_kernel(builder)
         shape = Shape(
             builder.num_qo_heads,
             builder.num_kv_heads,
             builder.head_dim,
             builder.page_size,
-            kv_layout=KvLayout(f"interleaved-{layout}").value,
+            kv_layout=layout.value,
             window_left=int(builder.window_left),
             sinks=bool(builder.has_sinks),
             soft_cap=float(builder.logits_soft_cap or 0.0),
         )
-        dtypes, context = DTypes(q, kv, q), int(builder.model_config.max_model_len)
-        chooser = self._choosers.get((shape, dtypes, context))
+        dtypes, longest_ever = DTypes(q, kv, q), int(builder.model_config.max_model_len)
+        chooser = self._choosers.get((shape, dtypes, longest_ever))
         if chooser is None:
-            # What vLLM's own prefill path calls here: fa2, and on SM100 what its own rule picks.
-            routes = {"fa2", "trtllm-gen-context"} if stock == "trtllm-gen-decode" else {"fa2"}
-            chooser = self._choosers[shape, dtypes, context] = runtime.chooser(
+            table = runtime.router.table
+            capability = table.facts.hardware.get("compute_capability") if table is not None else None
+            context = context_kernel(builder, kv, str(capability))
+            chooser = self._choosers[shape, dtypes, longest_ever] = runtime.chooser(
                 shape,
                 dtypes,
-                max_context=context,
+                max_context=longest_ever,
                 stock=stock,
-                fallback="trtllm-gen-context" if stock == "trtllm-gen-decode" else "fa2",
-                deployable=frozenset(routes),
+                fallback=context or NO_KERNEL,
+                deployable=frozenset({context} if context else ()),
                 q_lens=(q_len,),
             )
-        column = Column(shape, dtypes, q_len, size, context, pad_value=PAD_VALUE)
+        column = Column(shape, dtypes, q_len, size, longest_ever, pad_value=PAD_VALUE)
         return chooser.choose(size, q_len, longest), stock, column
+
+
+def layout_of(builder: Any) -> tuple[KvLayout | None, str]:
+    """The layout of the builder's KV cache, None where no table has it; and what it is called."""
+    name = str(getattr(builder.kv_cache_layout, "name", builder.kv_cache_layout))
+    rows = int(builder.page_size) * int(builder.num_kv_heads)
+    dense = rows * 2 * int(builder.head_dim) * int(builder.kv_cache_dtype.itemsize)
+    if (page := int(builder.kv_cache_spec.page_size_bytes)) != dense:
+        return None, f"{name} with {page} bytes a page, of which K and V take {dense}"
+    return LAYOUTS.get(name), name
+
+
+def decode_kernel(builder: Any) -> str:
+    """What vLLM calls for a uniform speculative batch; adaptive verification makes the call a ragged one."""
+    name = str(getattr(builder.flashinfer_trtllm_api_decode_kernel, "name", "")).lower()
+    if name == "trtllm_gen":
+        return "trtllm-gen-decode-ragged" if builder.use_trtllm_gen_varlen_decode else "trtllm-gen-decode"
+    return "xqa-decode" if name == "xqa" else "fa2-decode"
+
+
+def context_kernel(builder: Any, kv: str, capability: str) -> str | None:
+    """What vLLM's own prefill path runs for a layer kind on this device; None where that is no route.
+
+    ``_get_prefill_wrapper`` leaves the choice to FlashInfer (``determine_attention_backend``): ``fa3`` on
+    9.0, with an 8-bit cache for a query of its dtype only, else ``fa2``. On 10.x ``use_trtllm_attention``
+    takes the trtllm-gen kernel, but for a 16-bit query over an 8-bit cache: there it depends on a flag.
+    """
+    alike = (dtype_name(builder.q_data_type_prefill) == "e4m3") == (kv == "e4m3")
+    if capability.startswith("10."):
+        return "trtllm-gen-context" if alike else None
+    if builder.has_sinks:
+        return None  # a wrapper of its own
+    if capability == "9.0" and alike and builder.head_dim in FA3_HEAD_DIMS:
+        return "fa3"
+    return "fa2" if dtype_name(builder.q_data_type_prefill) != "e4m3" else None
 
 
 def broken(column: Column, common: Any) -> str | None:

@@ -91,6 +91,13 @@ def test_reversing_changes_every_head_and_stays_with_its_token(kind: str) -> Non
     assert torch.equal(after, turned)
 
 
+@pytest.mark.parametrize("layout", [KvLayout.PACKED_NHD, KvLayout.PACKED_HND])
+def test_nvfp4_in_a_packed_pool_is_refused(layout: KvLayout) -> None:
+    column = Column(Shape(4, 2, 64, 16, kv_layout=layout.value), PROFILES["nvfp4"], 2, 2, 64)
+    with PlainArena("cpu") as arena, pytest.raises(NotImplementedError, match="heads of their own"):
+        build(arena, column, Recipe((19, 33), 5), "cpu")
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("values", list(Values))
 @pytest.mark.parametrize("layout", [KvLayout.FUSED_HND, KvLayout.SEPARATE_NHD])

@@ -28,7 +28,7 @@ from autotune.domain.dtypes import PROFILES, DTypes
 from autotune.domain.shape import Shape
 
 LENS = (33, 1, 150, 16)
-LAYOUTS = ("fused-nhd", "fused-hnd", "interleaved-nhd", "separate-hnd")
+LAYOUTS = ("fused-nhd", "fused-hnd", "interleaved-nhd", "separate-hnd", "packed-nhd", "packed-hnd")
 
 
 def column(profile: str = "bf16", layout: str = "fused-nhd", window: int = -1) -> Column:

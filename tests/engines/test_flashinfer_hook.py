@@ -229,6 +229,28 @@ def test_an_interleaved_pool_is_another_kind_than_the_fused_one(tmp_path: Path, 
     assert "shape_not_in_table" in hook.explain(**{**arguments, "kv_cache": pool})
 
 
+@pytest.mark.parametrize("miss", ["stock", "fallback"])
+def test_vllms_packed_cache_is_not_looked_up_as_two_pools(
+    tmp_path: Path, library: Library, miss: str
+) -> None:
+    """K and V of a token in one row: neither the fused pool of the table nor two dense ones."""
+    hook = hook_of(tmp_path, miss=miss)
+    rows = torch.zeros((9, 1, 64, 256), dtype=torch.bfloat16)
+    arguments = {**decode_call((200,)), "kv_cache": (rows[..., :128], rows[..., 128:]), "kv_layout": "HND"}
+    assert "shape_not_in_table" in hook.explain(**arguments)
+    call(**arguments)
+    assert library.called[-1] == "decode"
+
+
+def test_a_pool_with_gaps_is_left_alone(tmp_path: Path, library: Library) -> None:
+    hook = hook_of(tmp_path, miss="fallback")
+    rows = torch.zeros((9, 2, 1, 64, 256), dtype=torch.bfloat16)[:, 0]  # two layers' pages in turn
+    arguments = {**decode_call((200,)), "kv_cache": (rows[..., :128], rows[..., 128:]), "kv_layout": "HND"}
+    assert "lie in no pool that a table has (strides (32768, " in hook.explain(**arguments)
+    call(**arguments)
+    assert library.called == ["decode"]
+
+
 def test_a_router_that_was_suspended_is_asked_anew(tmp_path: Path, library: Library) -> None:
     hook = hook_of(tmp_path)
     arguments = decode_call((200,))  # within the table, answered by the context kernel

@@ -27,10 +27,23 @@ from tests.table.samples import CUDA_FACTS, GENERATED, decided
 
 FASTER = Decision("xqa-decode", Reason.PROVEN_FASTER, "", 1.3, 1.4, 1.0)
 SLOWER = Decision(None, Reason.NOT_FASTER, vs_stock=1.1)
+# 16 tokens, one head, K and V of 128 elements in bf16
+PAGE_BYTES = 16 * 1 * 2 * 128 * 2
 
 
 class Kernel(enum.Enum):
     XQA = "xqa"
+
+
+class Layout(enum.Enum):
+    """vLLM's ``KVCacheLayout``: layers, blocks, tokens (N), heads and content in the order of memory."""
+
+    LBHNC = (0, 1, 2, 3, 4)
+    LBNHC = (0, 1, 3, 2, 4)
+    LHBNC = (0, 2, 1, 3, 4)
+    BLHNC = (1, 0, 2, 3, 4)
+    BLNHC = (1, 0, 3, 2, 4)
+    BHLNC = (1, 2, 0, 3, 4)
 
 
 class Builder:
@@ -41,8 +54,10 @@ class Builder:
         self.num_qo_heads, self.num_kv_heads, self.head_dim, self.page_size = 8, 1, 128, 16
         self.window_left, self.has_sinks, self.logits_soft_cap = -1, False, None
         self.use_dcp = self.is_kvcache_nvfp4 = self.enable_cuda_graph = False
-        self.kv_cache_layout: Any = "NHD"
-        self.kv_cache_dtype = torch.bfloat16
+        self.kv_cache_layout = Layout.LBNHC
+        self.kv_cache_dtype = self.q_data_type_prefill = torch.bfloat16
+        self.use_trtllm_gen_varlen_decode = False
+        self.kv_cache_spec = SimpleNamespace(page_size_bytes=PAGE_BYTES)
         self.flashinfer_trtllm_api_decode_kernel = Kernel.XQA
         self.model_config = SimpleNamespace(dtype=torch.bfloat16, max_model_len=512)
         self.fail_as_prefill: Exception | None = None
@@ -71,32 +86,34 @@ def batch(size: int, longest: int = 300, q_len: int = 4, **changes: Any) -> Any:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Any:
-    """``make(mode=..., miss=...)``: a hooked class of builders and its plugin."""
-    cells = [
-        decided(
-            size,
-            row,
-            decision,
-            shape=Shape(8, 1, 128, 16, kv_layout="interleaved-nhd"),
-            dtypes=DTypes("bf16", "bf16", "bf16"),
-            max_context=512,
-            fallback="fa2",
-            pad_value=0,
-        )
-        for size, decisions in {1: (SLOWER, FASTER), 2: (FASTER, FASTER)}.items()
-        for row, decision in zip(((4, 256), (257, 512)), decisions, strict=True)
-    ]
-    made = build_table(
-        cells,
-        facts=CUDA_FACTS,
-        generated=GENERATED,
-        policy=Policy("vllm", "xqa-decode", "graph", 0.03, 0.01, 0.05, pad_value=0),
-        families={"xqa-decode": "decode", "fa2": "context"},
-    )
-    path = tmp_path / "h200.vllm.yaml"
-    path.write_bytes(dump_table(made))
+    """``make(mode=..., miss=..., fallback=...)``: a hooked class of builders and its plugin."""
 
-    def install(mode: Mode = Mode.ROUTE, miss: Miss = Miss.STOCK) -> tuple[type, Plugin]:
+    def install(
+        mode: Mode = Mode.ROUTE, miss: Miss = Miss.STOCK, fallback: str = "fa3"
+    ) -> tuple[type, Plugin]:
+        cells = [
+            decided(
+                size,
+                row,
+                decision,
+                shape=Shape(8, 1, 128, 16, kv_layout="packed-nhd"),
+                dtypes=DTypes("bf16", "bf16", "bf16"),
+                max_context=512,
+                fallback=fallback,
+                pad_value=0,
+            )
+            for size, decisions in {1: (SLOWER, FASTER), 2: (FASTER, FASTER)}.items()
+            for row, decision in zip(((4, 256), (257, 512)), decisions, strict=True)
+        ]
+        made = build_table(
+            cells,
+            facts=CUDA_FACTS,
+            generated=GENERATED,
+            policy=Policy("vllm", "xqa-decode", "graph", 0.03, 0.01, 0.05, pad_value=0),
+            families={"xqa-decode": "decode", fallback: "context"},
+        )
+        path = tmp_path / "h200.vllm.yaml"
+        path.write_bytes(dump_table(made))
         router = Router.load(path, facts=CUDA_FACTS)
         assert router.status.active, router.status.reason
         plugin = Plugin(lambda: Runtime(router, engine="vllm", mode=mode, miss=miss))
@@ -164,13 +181,75 @@ def test_full_graphs_are_left_alone_and_the_setting_is_named(
     assert "PIECEWISE" in caplog.text
 
 
+@pytest.mark.parametrize("layout", [layout for layout in Layout if layout.value[0] != 0] + [Layout.LHBNC])
 def test_a_layout_that_no_table_has_is_named_and_left_alone(
+    make: Any, caplog: pytest.LogCaptureFixture, layout: Layout
+) -> None:
+    cls, plugin = make(miss=Miss.FALLBACK)
+    builder = cls(kv_cache_layout=layout)
+    for size in (1, 2, 1):
+        assert builder.build(0, batch(size, 200)) == "decode"
+    (line,) = [r.getMessage() for r in caplog.records if "nothing is routed" in r.getMessage()]
+    assert f"is laid out as {layout.name};" in line and "LBNHC and LBHNC" in line and "\n" not in line
+    assert not plugin.runtime.counts
+
+
+def test_pages_padded_to_another_layers_size_are_named_and_left_alone(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     cls, _ = make(miss=Miss.FALLBACK)
-    packed = enum.Enum("packed", "LBNHC").LBNHC  # type: ignore[attr-defined]
-    assert cls(kv_cache_layout=packed).build(0, batch(1, 200)) == "decode"
-    assert "LBNHC" in caplog.text
+    padded = SimpleNamespace(page_size_bytes=PAGE_BYTES + 512)
+    assert cls(kv_cache_spec=padded).build(0, batch(1, 200)) == "decode"
+    assert "LBNHC with 8704 bytes a page, of which K and V take 8192" in caplog.text
+
+
+def test_another_order_of_the_packed_rows_is_another_kind(make: Any) -> None:
+    """The table's cells are packed-nhd, which vLLM calls LBNHC."""
+    cls, plugin = make()
+    assert cls(kv_cache_layout=Layout.LBHNC).build(0, batch(1, 200)) == "decode"
+    assert [reason for _, reason in plugin.runtime.counts] == ["shape_not_in_table"]
+
+
+def test_a_fallback_that_vllm_would_not_run_is_not_taken_for_it(make: Any) -> None:
+    """On 9.0 FlashInfer picks fa3 for these heads, and a proof of fa2 says nothing of it."""
+    cls, plugin = make(fallback="fa2")
+    assert cls().build(0, batch(1, 200)) == "decode"
+    assert [reason for _, reason in plugin.runtime.counts] == ["not_deployable_here"]
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("capability", "changes", "kv", "wanted"),
+    [
+        ("9.0", {}, "bf16", "fa3"),
+        ("9.0", {"head_dim": 512}, "bf16", "fa2"),
+        ("9.0", {"has_sinks": True}, "bf16", None),
+        ("9.0", {"q_data_type_prefill": E4M3}, "e4m3", "fa3"),
+        ("9.0", {"q_data_type_prefill": E4M3, "head_dim": 96}, "e4m3", None),
+        ("9.0", {}, "e4m3", "fa2"),
+        ("12.0", {}, "bf16", "fa2"),
+        ("10.0", {}, "bf16", "trtllm-gen-context"),
+        ("10.3", {"has_sinks": True}, "bf16", "trtllm-gen-context"),
+        ("10.0", {"q_data_type_prefill": E4M3}, "e4m3", "trtllm-gen-context"),
+        ("10.0", {}, "e4m3", None),
+    ],
+)
+def test_what_the_prefill_path_runs(
+    capability: str, changes: dict[str, Any], kv: str, wanted: str | None
+) -> None:
+    assert vllm.context_kernel(Builder(**changes), kv, capability) == wanted
+
+
+def test_adaptive_verification_makes_the_decode_call_a_ragged_one() -> None:
+    gen = enum.Enum("gen", "TRTLLM_GEN").TRTLLM_GEN  # type: ignore[attr-defined]
+    built = Builder(flashinfer_trtllm_api_decode_kernel=gen)
+    assert vllm.decode_kernel(built) == "trtllm-gen-decode"
+    built.use_trtllm_gen_varlen_decode = True
+    assert vllm.decode_kernel(built) == "trtllm-gen-decode-ragged"
+    assert vllm.decode_kernel(Builder()) == "xqa-decode"
+    assert vllm.decode_kernel(Builder(flashinfer_trtllm_api_decode_kernel=None)) == "fa2-decode"
 
 
 @pytest.mark.parametrize("changes", [{"use_dcp": True}, {"is_kvcache_nvfp4": True}])
@@ -181,7 +260,7 @@ def test_what_the_prefill_path_cannot_do(make: Any, changes: dict[str, Any]) -> 
 def test_observe(make: Any) -> None:
     cls, plugin = make(Mode.OBSERVE)
     assert cls().build(0, batch(1, 200)) == "decode"
-    assert plugin.runtime.counts == {("fa2", "not_faster"): 1}
+    assert plugin.runtime.counts == {("fa3", "not_faster"): 1}
 
 
 def test_a_prefill_path_that_fails_is_left_for_good(make: Any) -> None:

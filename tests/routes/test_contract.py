@@ -132,6 +132,18 @@ def other_strides(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros((pages, page, heads + 1, dim))[:, :, :heads]
 
 
+def packed_rows(case: Case) -> None:
+    """What vLLM 0.33 hands over, where a pool with K and V apart was proven."""
+    rows = torch.zeros((*case.step.k.shape[:-1], 128))
+    case.step.k, case.step.v = rows[..., :64], rows[..., 64:]
+
+
+def two_packed_pools(case: Case) -> None:
+    set_column(shape=dataclasses.replace(SHAPE, kv_layout="packed-nhd"))(case)
+    packed_rows(case)
+    case.step.v = torch.zeros((*case.step.k.shape[:-1], 128))[..., 64:]
+
+
 def far(case: Case) -> None:
     case.options["max_offset"] = (case.capacity.num_pages - 1) * case.step.k.stride(0) - 1
 
@@ -222,6 +234,14 @@ BROKEN: list[tuple[str, Callable[[Case], None], str, bool]] = [
         "not a fused-hnd pool",
         True,
     ),
+    ("layout", packed_rows, "rows of a fused-nhd pool are 64 elements apart", True),
+    (
+        "layout",
+        set_column(shape=dataclasses.replace(SHAPE, kv_layout="packed-nhd")),
+        "rows of a packed-nhd pool are 128 elements apart",
+        True,
+    ),
+    ("layout", two_packed_pools, "v does not begin 64 elements after k", True),
     ("scales", set_step(k_scale=0.5), "k_scale is 0.5; a fp32 KV cache has no scale", True),
     ("scales", set_step(v_scale=2.0), "v_scale is 2.0", True),
     ("scales", set_step(sm_scale=0.0), "sm_scale is 0.0; it must be positive", True),

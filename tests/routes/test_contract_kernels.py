@@ -154,14 +154,14 @@ def odd_address(case: Case, scratch: torch.Tensor) -> None:
     case.step.q = torch.zeros(case.step.q.numel() + 1, dtype=torch.bfloat16)[1:].view(case.step.q.shape)
 
 
-def odd_fp8_rows(case: Case, scratch: torch.Tensor) -> None:
-    """Tokens of 72 bytes: an fp8 head padded by 8."""
+def odd_fp8_pages(case: Case, scratch: torch.Tensor) -> None:
+    """Pages of 2056 bytes: fp8 pages padded by 8."""
     case.capacity = dataclasses.replace(
         case.capacity, column=dataclasses.replace(COLUMN, dtypes=PROFILES["fp8"])
     )
     pages = case.capacity.num_pages
-    pool = torch.zeros((2, pages, 16, 2, 72), dtype=torch.float8_e4m3fn)[..., :64]
-    case.step.k, case.step.v = pool[0], pool[1]
+    pool = torch.zeros((2, pages, 2056), dtype=torch.float8_e4m3fn)[..., :2048]
+    case.step.k, case.step.v = (half.unflatten(-1, (16, 2, 64)) for half in pool)
 
 
 def whole_number_scale(case: Case, scratch: torch.Tensor) -> None:
@@ -327,7 +327,7 @@ BROKEN: list[tuple[str, Callable[[Case, torch.Tensor], None], str, bool]] = [
     ("dense_query", packed, r"q has strides \(768, 64, 1\); xqa-decode gets no query stride", True),
     ("dense_query", degenerate, r"q has strides \(4608, 64, 1\)", True),
     ("alignment", odd_address, "q begins at 0x.*2; xqa-decode needs a multiple of 16", True),
-    ("alignment", odd_fp8_rows, "k has a stride of 72 bytes; xqa-decode needs multiples of 16", True),
+    ("alignment", odd_fp8_pages, "k has a stride of 2056 bytes; xqa-decode needs multiples of 16", True),
     ("host_scales", whole_number_scale, r"k_scale is 1 \(int\); xqa-decode takes Python floats", True),
     ("host_scales", scale_on_the_device, r"v_scale is \(Tensor\)", True),
     ("q_scale", query_scale, "q_scale is 0.5; xqa-decode gets a bf16 query here", True),

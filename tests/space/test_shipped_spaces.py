@@ -141,15 +141,16 @@ def test_models_that_must_be_there() -> None:
 def test_engine_routes_of_hopper_and_blackwell() -> None:
     sglang, vllm, generic = (load_engine(name) for name in ("sglang", "vllm", "generic"))
     assert sglang.fallback("sm90") == ("fmha-v2", "fa2")
-    assert vllm.fallback("sm90") == generic.fallback("sm90") == ("fa2",)
+    assert vllm.fallback("sm90") == ("fa3", "fa2")
+    assert generic.fallback("sm90") == ("fa2",)
     for engine in (sglang, vllm, generic):
         for arch in ("sm100", "sm103"):
             assert engine.fallback(arch)[0] == "trtllm-gen-context"
     assert sglang.stock("sm90") == "xqa-decode"
     assert sglang.stock("sm100") == "trtllm-gen-decode"
     assert "host_kv_lens" not in sglang.offers
-    assert vllm.on("sm100").kv_layout == "interleaved-hnd"
-    assert vllm.on("sm90").kv_layout == "interleaved-nhd"
+    assert vllm.on("sm100").kv_layout == "packed-hnd"
+    assert vllm.on("sm90").kv_layout == "packed-nhd"
 
 
 def test_third_party_routes_compete_only_where_the_engine_can_call_them() -> None:

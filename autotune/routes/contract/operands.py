@@ -138,11 +138,18 @@ def _dense_query(call: Call) -> str | None:
 
 def _layout(call: Call) -> str | None:
     layout, shape = KvLayout(call.capacity.column.shape.kv_layout), call.capacity.column.shape
-    if shape.page_size == 1 or shape.num_kv_heads == 1:
-        return None  # both orders are the same bytes
-    _, token, head, _ = call.step.k.stride()
-    if (token < head) != layout.value.endswith("hnd"):
-        return f"k has strides {call.step.k.stride()}; that is not a {layout.value} pool"
+    k, v = call.step.k, call.step.v
+    _, token, head, _ = k.stride()
+    # a stride that no element uses may have any value
+    used = [step for step, size in ((token, shape.page_size), (head, shape.num_kv_heads)) if size > 1]
+    row = k.shape[-1] * (2 if layout.packed else 1)
+    if used and min(used) != row:
+        return f"k has strides {k.stride()}; the rows of a {layout.value} pool are {row} elements apart"
+    if layout.packed and v.data_ptr() - k.data_ptr() != k.shape[-1] * k.element_size():
+        return f"v does not begin {k.shape[-1]} elements after k; that is not a {layout.value} pool"
+    # with one head or one token a page both orders are the same bytes
+    if len(used) == 2 and (token < head) != layout.value.endswith("hnd"):
+        return f"k has strides {k.stride()}; that is not a {layout.value} pool"
     return None
 
 

@@ -24,6 +24,9 @@ def _pool(
         k, v = (torch.zeros((pages, *inner, dim), dtype=dtype) for dim in dims)
     elif layout in (KvLayout.FUSED_NHD, KvLayout.FUSED_HND):
         k, v = torch.zeros((2, pages, *inner, dims[0]), dtype=dtype).unbind(0)
+    elif layout.packed:
+        rows = torch.zeros((pages, *inner, 2 * dims[0]), dtype=dtype)
+        k, v = rows[..., : dims[0]], rows[..., dims[0] :]
     else:
         k, v = torch.zeros((pages, 2, *inner, dims[0]), dtype=dtype).unbind(1)
     return (k.transpose(1, 2), v.transpose(1, 2)) if swap else (k, v)

@@ -135,6 +135,8 @@ class FmhaV2(Installed):
             return f"fmha-v2 writes bf16, fp16 or e4m3, not {dtypes.out}"
         if KvLayout(shape.kv_layout) in SEPARATE:
             return "fmha-v2 needs K and V in one allocation (a fused or interleaved pool)"
+        if KvLayout(shape.kv_layout).packed:
+            return "fmha-v2 takes strides from shapes; in a packed pool V lies between K's rows"
         return limits.first(
             limits.kv_dtype(column, (*limits.SIXTEEN_BIT, limits.E4M3), kernel),
             limits.same_16_bit(column, kernel),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.domain.dtypes import Dtype
+from autotune.domain.shape import KvLayout
 from autotune.routes.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
@@ -47,9 +48,13 @@ def device(facts: Facts, majors: Collection[int], kernel: str) -> str | None:
 
 
 def kv_dtype(column: Column, allowed: Collection[str], kernel: str) -> str | None:
-    """Refusal of a KV dtype."""
+    """Refusal of a KV dtype, or of its place in a layout."""
     if column.dtypes.kv not in allowed:
         return f"{kernel} takes KV in {', '.join(allowed)}, not {column.dtypes.kv}"
+    if column.dtypes.kv == NVFP4 and KvLayout(column.shape.kv_layout).packed:
+        return (
+            f"no engine packs K and V of a token where the KV is {NVFP4}: vLLM makes them heads of their own"
+        )
     return None
 
 

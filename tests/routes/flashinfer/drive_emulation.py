@@ -55,16 +55,18 @@ COLUMNS = {
     "bf16": column(),
     "bf16 q1": column((32, 2, 256), q_len=1, layout="interleaved-nhd"),
     "bf16 window, sinks": column((16, 2, 64), q_len=4, layout="separate-hnd", window_left=40, sinks=True),
+    "bf16 packed": column((16, 2, 128), layout="packed-hnd"),
     "e4m3": column((32, 2, 256), "e4m3"),
+    "e4m3 packed": column(kv="e4m3", layout="packed-hnd"),
     "e4m3 q1": column(kv="e4m3", q_len=1),
     "nvfp4": column((16, 2, 128), "nvfp4", layout="fused-hnd"),
     "nvfp4 q1": column((32, 2, 256), "nvfp4", q_len=1, layout="separate-hnd"),
 }
 # Every dtype for every route; what else there is for one or two of them.
 PROVEN = {
-    "trtllm-gen-decode": ("bf16", "e4m3", "nvfp4", "bf16 q1", "bf16 window, sinks"),
-    "trtllm-gen-decode-ragged": ("bf16", "e4m3", "nvfp4", "e4m3 q1"),
-    "trtllm-gen-context": ("bf16", "e4m3", "nvfp4", "nvfp4 q1", "bf16 window, sinks"),
+    "trtllm-gen-decode": ("bf16", "e4m3", "nvfp4", "bf16 q1", "bf16 window, sinks", "bf16 packed"),
+    "trtllm-gen-decode-ragged": ("bf16", "e4m3", "nvfp4", "e4m3 q1", "e4m3 packed"),
+    "trtllm-gen-context": ("bf16", "e4m3", "nvfp4", "nvfp4 q1", "bf16 window, sinks", "bf16 packed"),
 }
 # mistake -> where it shows, the column and the check
 SHOWN = {

@@ -34,6 +34,8 @@ COLUMNS = [
 ] + [
     replace(BASE, shape=replace(BASE.shape, num_qo_heads=32, num_kv_heads=2, head_dim=256, head_dim_vo=256)),
     replace(BASE, shape=replace(BASE.shape, kv_layout="interleaved-hnd", num_qo_heads=16, num_kv_heads=2)),
+    replace(BASE, shape=replace(BASE.shape, kv_layout="packed-nhd", page_size=16)),
+    replace(BASE, shape=replace(BASE.shape, kv_layout="packed-hnd", num_qo_heads=16, num_kv_heads=2)),
     replace(BASE, shape=replace(BASE.shape, window_left=100)),
     replace(BASE, shape=replace(BASE.shape, kv_layout="fused-hnd"), dtypes=DTypes("bf16", "nvfp4", "bf16")),
     replace(BASE, shape=replace(BASE.shape, sinks=True)),

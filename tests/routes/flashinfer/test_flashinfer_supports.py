@@ -64,6 +64,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("fmha-v2", B200, {}, "9.x, 12.x"),
     ("fmha-v2", WORKSTATION, {"kv": "e4m3"}, "no fp8"),
     ("fmha-v2", HOPPER, {"layout": "separate-nhd"}, "one allocation"),
+    ("fmha-v2", HOPPER, {"layout": "packed-nhd"}, "between K's rows"),
+    ("trtllm-gen-decode", B200, {"kv": "nvfp4", "layout": "packed-hnd"}, "heads of their own"),
     ("fmha-v2", HOPPER, {"kv": "nvfp4"}, "bf16, fp16, e4m3, not nvfp4"),
     ("fmha-v2", HOPPER, {"heads": (8, 1, 512)}, "head_dim"),
     ("fa2", "7.5", {}, "8.x"),

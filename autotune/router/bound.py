@@ -1,8 +1,9 @@
 """The hot path: one attention layer kind, bound to its proven cells.
 
-Every possible answer is built beforehand (``plan``); a look-up is two dictionary hits and a bisection,
-takes no lock, allocates nothing and cannot raise. Containment, never nearest: a batch size is a captured one
-or lies strictly inside a proven interval, a KV length lies inside a proven row.
+Every possible answer is built beforehand (``plan``); a look-up is two dictionary hits and an index by the KV
+length's octave, or a bisection in an octave with more than one answer. It takes no lock, leaves no memory
+behind and cannot raise. Containment, never nearest: a batch size is a captured one or lies strictly inside a
+proven interval, a KV length lies inside a proven row.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ class Bound:
             if type(q_len) is int and type(batch_size) is int:
                 if max_kv_len is None:
                     return slot[2]
-                if type(max_kv_len) is int:
-                    found = slot[1][bisect_left(slot[0], max_kv_len)]
+                if type(max_kv_len) is int and max_kv_len > 0:
+                    found = slot[8][(max_kv_len - 1).bit_length()]
+                    if found is None:
+                        found = slot[1][bisect_left(slot[0], max_kv_len)]
                     if found is not None:
                         return found
         except Exception:
@@ -67,8 +70,10 @@ class Bound:
             if type(q_len) is int and type(batch_size) is int:
                 if max_kv_len is None:
                     return slot[4]
-                if type(max_kv_len) is int:
-                    found = slot[3][bisect_left(slot[0], max_kv_len)]
+                if type(max_kv_len) is int and max_kv_len > 0:
+                    found = slot[9][(max_kv_len - 1).bit_length()]
+                    if found is None:
+                        found = slot[3][bisect_left(slot[0], max_kv_len)]
                     if found is not None:
                         return found
         except Exception:

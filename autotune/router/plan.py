@@ -19,9 +19,12 @@ from autotune.table.model import Entry, Grid, Proof, Speedup
 # of the decode family; 5 upper ends of all rows, 6 whole answers, 7 the whole answer without a KV length.
 # Neighbours with one name are one step in 0, which keeps the bisection short. The first end is q_len - 1 and
 # its answer None, as is the one past the last end: a KV length outside the proven rows finds None.
+# 8 and 9 are 1 and 3 by octave: at k the one answer of all KV lengths past 2^(k-1) up to 2^k, or None where
+# they have several, or none. Rows mostly end at powers of two, and finding k costs half of a bisection.
 Slot: TypeAlias = (
     "tuple[tuple[int, ...], tuple[str | None, ...], str, tuple[bool | None, ...], bool, "
-    "tuple[int, ...], tuple[Explanation | None, ...], Explanation]"
+    "tuple[int, ...], tuple[Explanation | None, ...], Explanation, "
+    "tuple[str | None, ...], tuple[bool | None, ...]]"
 )
 # Ascending, disjoint open intervals: lowest batches inside, highest batches inside, slots.
 _Inside: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[Slot, ...]]"
@@ -149,6 +152,15 @@ class Plan:
         return slots[index] if index < len(lows) and lows[index] <= batch_size else None
 
 
+def _octaves(ends: tuple[int, ...]) -> list[int]:
+    """Which step between ``ends`` holds all KV lengths past 2^(k-1) up to 2^k, by k; 0 where no one does."""
+    found = []
+    for k in range((ends[-1] - 1).bit_length() + 1):
+        first, last = bisect_left(ends, (1 << k >> 1) + 1), bisect_left(ends, 1 << k)
+        found.append(first if first == last else 0)
+    return found
+
+
 class _Answers:
     """Prebuilt answers of one entry."""
 
@@ -183,15 +195,21 @@ class _Answers:
         # The name decides the family too: a fallback is a context route.
         after = [*(each.answer for each in found[1:]), None]
         steps = [index for index, each in enumerate(found) if each.answer != after[index]]
+        cuts = (ends[0], *(ends[index + 1] for index in steps))
+        names = (None, *(found[index].answer for index in steps), None)
+        decode = (None, *(found[index].use_decode for index in steps), None)
+        octaves = _octaves(cuts)
         return (
-            (ends[0], *(ends[index + 1] for index in steps)),
-            (None, *(found[index].answer for index in steps), None),
+            cuts,
+            names,
             unknown.answer,
-            (None, *(found[index].use_decode for index in steps), None),
+            decode,
             unknown.use_decode,
             tuple(ends),
             (None, *found, None),
             unknown,
+            tuple(names[step] for step in octaves),
+            tuple(decode[step] for step in octaves),
         )
 
     def _answer(self, letter: str, low: float | None, vs_stock: float | None) -> Explanation:

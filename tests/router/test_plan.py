@@ -48,6 +48,43 @@ def test_an_interval_answers_alike_written_out_and_searched(cells: list[DecidedC
         assert answers(router_of(table)) == written_out
 
 
+@given(st.sets(st.integers(4, 5000), min_size=1, max_size=6), st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_kv_length_is_answered_from_its_octave_as_by_search(
+    ends: set[int], data: st.DataObject
+) -> None:
+    """``route`` and ``use_decode`` index by octave first, ``explain`` searches whole rows."""
+    cells, low, context = [], 4, max(ends)
+    for end in sorted(ends):
+        decision = data.draw(st.sampled_from((FASTER, samples.FASTER_OTHER, samples.SLOWER)))
+        cells.append(decided(1, (low, end), decision, max_context=context))
+        low = end + 1
+    max_context = data.draw(st.integers(4, context))
+    bound = router_of(samples.table_of(cells)).bind(SHAPE, DTYPES, max_context=max_context)
+    edges = {
+        each + off for each in (*ends, *(1 << k for k in range(15)), max_context) for off in (-2, -1, 0, 1)
+    }
+    for kv in sorted(edges | {-4096, -5, -1, 0, 10**30}):
+        found = bound.explain(1, 4, kv)
+        assert (bound.route(1, 4, kv), bound.use_decode(1, 4, kv)) == (found.answer, found.use_decode), kv
+        inside = next((cell for cell in cells if cell.cell.kv_low <= kv <= cell.cell.kv_high), None)
+        wanted = inside.decision.route if inside and kv <= max_context else None
+        assert bound.proven(1, 4, kv) == wanted
+        assert bound.route(1, 4, kv) == (wanted or FALLBACK)
+
+
+def test_octaves_of_rows_that_end_at_powers_of_two_need_no_search() -> None:
+    cells = [decided(1, (4, 1024), FASTER), decided(1, (1025, 4096), samples.SLOWER)]
+    bound = router_of(samples.table_of(cells)).bind(SHAPE, DTYPES, max_context=4096)
+    slot = bound._plan.sizes[4][1]
+    # lengths 3 and 4: only one of them is a length that this q_len can have
+    assert slot[8] == (None, None, None, *([SPLIT] * 8), FALLBACK, FALLBACK)
+    assert slot[9] == (None, None, None, *([True] * 8), False, False)
+    cut = router_of(samples.table_of(cells)).bind(SHAPE, DTYPES, max_context=700)
+    assert cut._plan.sizes[4][1][8] == (None, None, None, *([SPLIT] * 7), None)
+    assert [cut.route(1, 4, kv) for kv in (512, 513, 700, 701)] == [SPLIT, SPLIT, SPLIT, FALLBACK]
+
+
 def test_a_wide_interval_is_searched() -> None:
     wide = (8, 8 + 5000)
     cells = [decided(size, (4, 4096), FASTER) for size in wide]

@@ -76,7 +76,8 @@ class Standing:
     ``progress`` is None where the candidate is not proven safe: its times mean nothing. ``speedup`` is the
     median ratio of all its rounds, ``speedup_low`` the proven lower bound, ``prepare_us`` the median.
     ``near`` is whether it claims by so little that a second process must agree, ``second`` how far that one's
-    test is.
+    test is. ``clearing`` is whether more rounds of the first process may still spare it the second: a claim
+    is made at the first round that allows it, and its bound is then just past the margin whatever the ratio.
     """
 
     candidate: Candidate
@@ -86,6 +87,7 @@ class Standing:
     prepare_us: float | None = None
     near: bool = False
     second: Progress | None = None
+    clearing: bool = False
 
     @property
     def name(self) -> str:
@@ -179,7 +181,8 @@ def plan_next(
     """Routes that the next round must time, the fallback first; () when the cell needs no more rounds.
 
     Open are, under any of the questions, the safe candidates whose test goes on, and deployable winners that
-    have not yet been told apart from each other. While anything is open under a question, its winners are
+    have not yet been told apart from each other, and near claims that more rounds may clear of the second
+    process, which costs more than they do. While anything is open under a question, its winners are
     timed along: only common rounds compare them. A route that another winner beats can no longer win, whether
     it claims or not, and leaves; so does one that could not claim in all the rounds that are left.
     """
@@ -226,7 +229,7 @@ def _live(evidence: Evidence, test: SignTest, question: Question) -> set[str]:
         for i, a in enumerate(unbeaten)
         for b in unbeaten[i + 1 :]
     )
-    if not running and not contested:
+    if not running and not contested and not any(standing.clearing for standing in unbeaten):
         return set()
     return {standing.name for standing in (*running, *unbeaten)}
 
@@ -248,7 +251,7 @@ def _waiting(standing: Standing, test: SignTest, tau: float | None) -> str:
     until = near_until(test.margin, tau)
     said = f"{standing.name}: its bound {standing.speedup_low:.3f} is under {until:.3f}"
     seen = f", {standing.second.n} {test.unit.value}s of it are timed" if standing.second else ""
-    return f"{said}: a second process must agree{seen}"
+    return f"{said}: {'more rounds or ' if standing.clearing else ''}a second process must agree{seen}"
 
 
 def _blocked(evidence: Evidence) -> Decision | None:
@@ -274,6 +277,7 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
     standings = []
     objective, tau = question.objective, question.tau
     until = near_until(test.margin, tau)
+    clear = replace(test, margin=until - 1.0)
     test = replace(test, margin=margin_of(test.margin, tau))
     second = replace(test, multiplicity=1, alpha=CONTEST_ALPHA, max_rounds=min(AGREE_ROUNDS, test.max_rounds))
     for candidate in evidence.candidates:
@@ -290,19 +294,21 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
             if near
             else []
         )
-        standings.append(
-            Standing(
-                candidate,
-                progress,
-                speedup=median(ratios) if ratios else None,
-                speedup_low=bound,
-                prepare_us=median(prepares) if prepares else None,
-                near=near,
-                second=progress_of(candidate.name, again, evidence.again, second)
-                if near and evidence.again
-                else None,
-            )
+        standing = Standing(
+            candidate,
+            progress,
+            speedup=median(ratios) if ratios else None,
+            speedup_low=bound,
+            prepare_us=median(prepares) if prepares else None,
+            near=near,
+            second=progress_of(candidate.name, again, evidence.again, second)
+            if near and evidence.again
+            else None,
         )
+        if standing.pending:
+            going = progress_of(candidate.name, ratios, evidence.rounds, clear).state is State.CONTINUE
+            standing = replace(standing, clearing=going)
+        standings.append(standing)
     return tuple(standings)
 
 

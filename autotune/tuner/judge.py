@@ -165,8 +165,9 @@ class Judge:
     def tau(self, objective: str | None = None) -> float | None:
         """The shift between processes under an objective, the first if None, from the stored rounds.
 
-        None while it is not measured. Cells without a fallback of this engine's, and candidates that lost
-        more than a fifth of their rounds to a slow device, say nothing.
+        None while it is not measured. Cells without a fallback of this engine's, candidates that it cannot
+        deploy (no claim rests on them), and those that lost more than a fifth of their rounds to a slow
+        device, say nothing.
         """
         if self._taus_of != self._rechecks.version:
             self._taus, self._taus_of = {}, self._rechecks.version
@@ -206,7 +207,8 @@ class Judge:
                 continue
             fallback, asked = lineup.fallback.name, self.objectives.of(cell.column)[objective]
             first = [Round.from_dict(data) for data in self._repository.rounds(self._study, cell)]
-            for name in sorted({name for each in second for name in each.order} - {fallback}):
+            timed = {name for each in second for name in each.order} - {fallback}
+            for name in sorted(timed & set(lineup.deployable)):
                 before = paired_ratios(first, fallback, name, asked)
                 after = paired_ratios(second, fallback, name, asked)
                 if before and len(after) >= (1 - MOST_DROPPED) * ROUNDS:

@@ -318,6 +318,35 @@ def test_a_near_claim_waits_for_a_second_process_and_follows_it() -> None:
     assert decide(far, TEST, tau=0.02).decision.route == "fast"
 
 
+def test_more_rounds_may_spare_a_near_claim_its_second_process() -> None:
+    question = [Question(tau=0.02)]
+    low = [rounds_of(1, i, ctx=11.0 if i % 2 else 13.0, fast=10.0)[0] for i in range(16)]
+    claim = evidence(FAST, rounds=low)  # every other round is past the near zone
+    (standing,) = decide(claim, TEST, tau=0.02).standings
+    assert standing.near and standing.clearing
+    assert plan_next(claim, TEST, questions=question) == ("ctx", "fast")
+    assert plan_next(claim, TEST) == ()  # without tau a claim is the end
+    waiting = decide(claim, TEST, tau=0.02).decision
+    assert waiting.reason is Reason.UNPROVEN
+    assert (
+        waiting.detail == "fast: its bound 1.100 is under 1.120: more rounds or a second process must agree"
+    )
+    # they carry its bound out of the zone
+    past = evidence(FAST, rounds=[*low, *rounds_of(40, 16, ctx=13.0, fast=10.0)])
+    assert plan_next(past, TEST, questions=question) == plan_second(past, TEST, questions=question) == ()
+    assert decide(past, TEST, tau=0.02).decision.route == "fast"
+    # or they do not, or none is left: then it is the second process's turn
+    for more in (rounds_of(40, 16, ctx=11.0, fast=10.0), [replace(it, index=it.index + 112) for it in low]):
+        short = evidence(FAST, rounds=[*low, *more])
+        assert plan_next(short, TEST, questions=question) == ()
+        assert plan_second(short, TEST, questions=question) == ("ctx", "fast")
+    # one that has agreed ends it, one that is under way does not stop the rounds
+    agreed = replace(claim, again=claimed(1.09, 7))
+    assert plan_next(agreed, TEST, questions=question) == ()
+    assert decide(agreed, TEST, tau=0.02).decision.route == "fast"
+    assert plan_next(replace(claim, again=claimed(1.09, 6)), TEST, questions=question) == ("ctx", "fast")
+
+
 def test_only_the_answer_needs_a_second_process() -> None:
     sure, near = Candidate("sure", SAFE), Candidate("near", SAFE)
     question = [Question(tau=0.02)]

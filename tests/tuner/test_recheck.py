@@ -150,6 +150,18 @@ def test_tau_is_that_of_the_objective_as_it_is_weighed(tmp_path: Path) -> None:
         assert run.judge.tau("step") == models
 
 
+def test_routes_that_the_engine_cannot_deploy_do_not_move_tau(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, routes("fast", "wild"), SIX_CELLS) as run:
+        sweep(run, SecondWorker(speed=shifted(2.0, 0.01)))
+        assert run.judge.tau() == 0.01
+        real = run.judge.lineup
+        monkeypatch.setattr(run.judge, "_taus_of", -1)
+        monkeypatch.setattr(run.judge, "lineup", lambda column: replace(real(column), deployable=frozenset()))
+        assert run.judge.tau() is None
+
+
 def test_fewer_than_five_cells_leave_it_unknown_and_every_claim_as_it_was(tmp_path: Path) -> None:
     worker = SecondWorker(speed=shifted(1.06, -0.2))
     with opened(tmp_path, FAST, cells_of(TINY)) as run:

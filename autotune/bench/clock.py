@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from autotune.bench.record import Finding
-from autotune.checks.launch import excused, poison, told
+from autotune.checks.blame import excused, told
+from autotune.checks.poison import poison
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from autotune.bench.clock import BenchError, GroupTimes, Launch, TimingFindingEr
 from autotune.bench.conditions import Monitor, cuda_monitor
 from autotune.bench.pools import pool_bytes
 from autotune.bench.record import Finding
-from autotune.checks.launch import poison
+from autotune.checks.poison import poison
 from autotune.domain.verdict import FailureKind
 from autotune.routes.base import Capture
 

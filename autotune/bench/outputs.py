@@ -18,7 +18,8 @@ from autotune.arena.operands import Operands, Recipe, pages_of
 from autotune.bench.clock import BenchError, Launch, TimingFindingError, accusing
 from autotune.bench.record import Finding
 from autotune.checks import oracle
-from autotune.checks.launch import arithmetic_of, poisoned
+from autotune.checks.launch import arithmetic_of
+from autotune.checks.poison import poisoned
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

@@ -21,7 +21,9 @@ from autotune.arena.contents import bits
 from autotune.arena.operands import Operands, Recipe, build
 from autotune.arena.plain import PlainArena
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Opened, Stage, Withheld, calling, conduct, renew
+from autotune.checks.blame import FindingError, calling
+from autotune.checks.contents import Withheld, renew
+from autotune.checks.launch import Opened, Stage, conduct
 from autotune.checks.padded_rows import pad
 from autotune.domain.verdict import FailureKind
 from autotune.routes.base import Capture

@@ -8,33 +8,33 @@ ends the check. In the order in which they are looked for, because the earlier o
 ``nan_leak``             a non-finite element that the kernel wrote itself
 ``wrong_output``         an error above the bound of ``checks.oracle``
 
-An exception that the route raises for a legal call is ``launch_error``. A route that refuses the capacity by
-its contract is ``refused``. Running out of memory, or of address space, a library that cannot be loaded and a
-session that cannot be opened are ``unproven`` and accuse nobody. CUDA's errors are asynchronous, stick to the
-process and often surface under another name: every step waits for the device before it ends, so that a fault
-belongs to its launch, and whatever the device then reports is raised on. The worker names it and replaces the
-process, as for a signal.
+A route that refuses the capacity by its contract is ``refused``. What an exception says, and of whom, is in
+:mod:`autotune.checks.blame`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from errno import ENOMEM, ENOSPC
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
 
-from autotune.arena import cuda_allocator
 from autotune.arena.base import ArenaError, Placement
-from autotune.arena.contents import bits
-from autotune.arena.kv_cache import NAN_BITS
 from autotune.arena.nvfp4 import interleaves_v_scales
 from autotune.arena.operands import Operands, Recipe, build, capacity_of, pool_pages
 from autotune.checks import oracle
+from autotune.checks.blame import (
+    FindingError,
+    OperandsError,
+    UnfitError,
+    calling,
+    is_out_of_memory,
+)
+from autotune.checks.contents import Withheld
+from autotune.checks.poison import POISON_BITS, poison, poisoned
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.routes.arithmetic import Arithmetic
 from autotune.routes.base import Need
@@ -48,94 +48,6 @@ if TYPE_CHECKING:
     from autotune.domain.fingerprint import Facts
     from autotune.routes.base import Capacity, Route, Session
 
-# Quiet NaNs with a payload that no arithmetic makes by itself, by element size: an element that still has
-# exactly these bits was not written. 1-byte types (e4m3) have a single NaN pattern.
-POISON_BITS = {1: 0x7F, 2: 0x7FD5, 4: 0x7FD5A5A5, 8: 0x7FFD5A5A5A5A5A5A}
-# A finite poison far outside the live range (V is below 6, codes below 9, hostile values are 320 at most).
-POISON_MAGIC = {1: 0x7E, 2: 0x5BD5, 4: 0x5BD5A5A5, 8: 0x5BD5A5A5A5A5A5A5}
-# What the CUDA runtime, the driver and the libraries that quote them say of an error that stays.
-_STICKY = re.compile(
-    r"CUDA error|cudaError|CUDA_ERROR_|illegal memory access|misaligned address|illegal instruction|"
-    r"unspecified launch failure|device-side assert",
-    re.IGNORECASE,
-)
-_NO_MEMORY = re.compile(
-    r"\bout of memory\b|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cannot allocate memory|"
-    r"DefaultCPUAllocator: (not enough|can't allocate) memory|std::bad_alloc",
-    re.IGNORECASE,
-)
-# What says that a library or its build does not fit the machine, whatever the exception's type.
-_UNFIT = re.compile(
-    r"MissingJITCacheError|JIT compilation is disabled|"
-    r"no kernel image is available|invalid device function|device kernel image is invalid|"
-    r"PTX was compiled with an unsupported toolchain|symbol lookup error|undefined symbol|"
-    r"cannot open shared object file|busy or unavailable|system not yet initialized|"
-    r"driver version is insufficient|no CUDA-capable device|driver shutting down",
-    re.IGNORECASE,
-)
-
-
-class FindingError(Exception):
-    """A check's accusation; ends its run."""
-
-    def __init__(self, kind: FailureKind, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.detail = detail
-
-
-class OperandsError(RuntimeError):
-    """A check's own operands break the contract of a call: nothing was launched, nobody is accused."""
-
-
-class UnfitError(RuntimeError):
-    """A session cannot be opened, or a library does not fit the machine: nobody is accused."""
-
-
-def poison(out: torch.Tensor, patterns: dict[int, int] = POISON_BITS) -> None:
-    """Fill ``out`` with the pattern of its element size."""
-    bits(out).fill_(patterns[out.element_size()])
-
-
-def poisoned(out: torch.Tensor, patterns: dict[int, int] = POISON_BITS) -> torch.Tensor:
-    """Boolean mask of the elements that still hold the poison."""
-    return bits(out) == patterns[out.element_size()]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that there was no memory: the host's, or the device's."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if isinstance(error, OSError) and error.errno in (ENOMEM, ENOSPC):
-        return True
-    # the CPU allocator has no exception type of its own, nor have libraries
-    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
-
-
-def is_device_error(error: BaseException) -> bool:
-    """Whether ``error`` is a sticky error of the accelerator, after which the process is worth nothing."""
-    accelerator = getattr(torch, "AcceleratorError", None)  # torch >= 2.8
-    if accelerator is not None and isinstance(error, accelerator):
-        return True
-    return isinstance(error, RuntimeError) and _STICKY.search(str(error)) is not None
-
-
-def is_unfit(error: BaseException) -> bool:
-    """Whether ``error`` says that a library, or what it was built for, does not fit the machine."""
-    return isinstance(error, ImportError) or _UNFIT.search(str(error)) is not None
-
-
-def excused(error: BaseException) -> bool:
-    """Whether an exception out of a route's call says nothing about the kernel by itself."""
-    ours = isinstance(error, (ArenaError, ContractError))
-    return ours or is_out_of_memory(error) or is_device_error(error) or is_unfit(error)
-
-
-def told(what: str, error: BaseException) -> str:
-    """An exception in one line."""
-    message = " ".join(str(error).split()) or "no message"
-    return f"{what} raised {type(error).__name__}: {message[:300]}"
-
 
 def arithmetic_of(route: Route, column: Column, facts: Facts) -> Arithmetic:
     """What ``route`` declares for ``column``, or fp32 where it declares nothing."""
@@ -143,93 +55,6 @@ def arithmetic_of(route: Route, column: Column, facts: Facts) -> Arithmetic:
     if callable(declared):
         declared = declared(column, facts)
     return declared if isinstance(declared, Arithmetic) else Arithmetic()
-
-
-@contextmanager
-def calling(trial: Trial, what: str, *, opening: bool = False) -> Iterator[None]:
-    """Journal a step of the route and wait for its end on the device.
-
-    An exception becomes a ``launch_error``, unless it is not the route's fault. What the route allocates
-    through torch meanwhile is guarded, where the process has the allocator for it.
-
-    Args:
-        opening: nothing is launched yet, so that an exception accuses nobody.
-
-    Raises:
-        FindingError: ``launch_error``.
-        UnfitError: an exception while opening.
-        RuntimeError: a device error, whatever the exception that it surfaced as.
-    """
-    trial.launched(what)
-    on_device = trial.device != "cpu"
-    try:
-        with cuda_allocator.guarding():
-            yield
-        if on_device:
-            torch.cuda.synchronize(trial.device)
-        trial.launched("")  # nothing of the route runs any more: until the next step it is our own code
-    except Exception as error:
-        if on_device:
-            torch.cuda.synchronize(trial.device)
-        if is_unfit(error) and not is_device_error(error):
-            raise UnfitError(told(what, error)) from error
-        if excused(error):
-            raise
-        if opening:
-            raise UnfitError(told(what, error)) from error
-        raise FindingError(FailureKind.LAUNCH_ERROR, told(what, error)) from error
-
-
-def live_pages(operands: Operands) -> torch.Tensor:
-    """Ids of the pages that some request owns, int64 on the operands' device."""
-    ids = [page_id for pages in operands.pages for page_id in pages]
-    return torch.tensor(ids, dtype=torch.int64).to(operands.step.k.device)
-
-
-def renew(operands: Operands) -> None:
-    """Other queries, keys and values at the same addresses, under the same metadata: an engine's next layer.
-
-    Each of the three is changed on its own, so that an old copy of any of them gives another result.
-    """
-    step, live = operands.step, live_pages(operands)
-    bits(step.q).copy_(bits(step.q).roll(1, dims=-1))
-    for cache in operands.caches:
-        cache.reverse(live)
-
-
-class Withheld:
-    """NaN in the query and in every live page, from here until :meth:`restore`.
-
-    An engine prepares once a step and writes q, K and V layer by layer afterwards: what a route reads, copies
-    or caches of them before ``run`` is not what it will be asked about.
-    """
-
-    def __init__(self, operands: Operands) -> None:
-        step, live = operands.step, live_pages(operands)
-        rows = torch.arange(step.q.shape[0], device=step.q.device)
-        named = [("q", step.q, rows), ("k", step.k, live), ("v", step.v, live)]
-        if step.kv_block_scales is not None:
-            k_scales, v_scales = step.kv_block_scales
-            named += [("k_block_scales", k_scales, live), ("v_block_scales", v_scales, live)]
-        self._places = [(name, bits(tensor), index) for name, tensor, index in named]
-        self._held = [raw.index_select(0, index) for _, raw, index in self._places]
-        self._left = [torch.empty_like(held) for held in self._held]
-        for _, raw, index in self._places:
-            raw.index_fill_(0, index, NAN_BITS[raw.element_size()])
-
-    def restore(self) -> None:
-        """Put the contents back. Allocates nothing: what is allocated while a route is called is guarded."""
-        for (_, raw, index), held, left in zip(self._places, self._held, self._left, strict=True):
-            torch.index_select(raw, 0, index, out=left)
-            raw.index_copy_(0, index, held)
-
-    def overwritten(self) -> list[str]:
-        """Inputs that were written before :meth:`restore`."""
-        return [
-            name
-            for (name, raw, _), left in zip(self._places, self._left, strict=True)
-            if bool((left != NAN_BITS[raw.element_size()]).any())
-        ]
 
 
 @dataclass

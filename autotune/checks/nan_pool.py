@@ -14,7 +14,8 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, pool_pages
 from autotune.checks import lengths
-from autotune.checks.launch import FindingError, Stage, conduct
+from autotune.checks.blame import FindingError
+from autotune.checks.launch import Stage, conduct
 from autotune.domain.verdict import FailureKind, Requirement
 
 if TYPE_CHECKING:

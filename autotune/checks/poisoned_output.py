@@ -16,16 +16,9 @@ import torch
 from autotune.arena.contents import bits
 from autotune.arena.operands import Operands, Recipe
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import (
-    POISON_BITS,
-    POISON_MAGIC,
-    FindingError,
-    Opened,
-    Stage,
-    conduct,
-    poison,
-    poisoned,
-)
+from autotune.checks.blame import FindingError
+from autotune.checks.launch import Opened, Stage, conduct
+from autotune.checks.poison import POISON_BITS, POISON_MAGIC, poison, poisoned
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

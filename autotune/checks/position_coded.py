@@ -21,7 +21,8 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, Values, codes_of, position_code
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Opened, Stage, conduct
+from autotune.checks.blame import FindingError
+from autotune.checks.launch import Opened, Stage, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

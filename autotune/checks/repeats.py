@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from autotune.arena.contents import bits
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths, oracle
-from autotune.checks.launch import FindingError, Stage, conduct
+from autotune.checks.blame import FindingError
+from autotune.checks.launch import Stage, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

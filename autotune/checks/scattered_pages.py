@@ -15,7 +15,8 @@ from autotune.arena.base import ArenaError
 from autotune.arena.operands import PageOrder, Recipe, pages_of
 from autotune.arena.plain import PlainArena
 from autotune.checks import lengths
-from autotune.checks.launch import Stage, conduct, is_out_of_memory
+from autotune.checks.blame import is_out_of_memory
+from autotune.checks.launch import Stage, conduct
 from autotune.domain.dtypes import BITS, Dtype
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ import torch
 
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
-from autotune.checks.launch import FindingError, Opened, Stage, conduct, renew
+from autotune.checks.blame import FindingError
+from autotune.checks.contents import renew
+from autotune.checks.launch import Opened, Stage, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

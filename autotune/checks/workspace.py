@@ -20,7 +20,8 @@ import torch
 from autotune.arena.base import Placement
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
-from autotune.checks.launch import FindingError, Opened, Stage, UnfitError, conduct
+from autotune.checks.blame import FindingError, UnfitError
+from autotune.checks.launch import Opened, Stage, conduct
 
 if TYPE_CHECKING:
     from autotune.checks.base import Trial

@@ -4,10 +4,9 @@ Each time it takes the cell with the most
 
     traffic weight x E[positive gain] / predicted seconds
 
-A gain is log(time(fallback) / time(candidate)) beyond log(1 + margin), forecast from the cells timed so far
-(:mod:`autotune.tuner.forecast`), or as measured in the cell. The seconds are those that are missing: the
-proof of the fallback and of the likely winner, shared by the cells of the column that are worth taking
-along, and the timing. Where a proof may well be in vain, a few search rounds come first
+What a gain is, and how it is forecast, is in :mod:`autotune.tuner.hopes`. The seconds are those that are
+missing: the proof of the fallback and of the likely winner, shared by the cells of the column that are worth
+taking along, and the timing. Where a proof may well be in vain, a few search rounds come first
 (:mod:`autotune.tuner.scout`).
 
 Only the likely winner is proven beside the fallback. The cell is settled once it claims; a candidate that
@@ -21,62 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log, log1p, sqrt
-from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from autotune.bench.record import Round
 from autotune.domain.verdict import Status
-from autotune.tuner.cost import best_shares, predict, predict_look, predict_proof
-from autotune.tuner.forecast import Features, Ridge, expected_gain, normal_cdf
+from autotune.tuner.cost import best_shares, predict, predict_look
+from autotune.tuner.hopes import Hope, Hopes
 from autotune.tuner.pace import KEPT, PROOF, SEARCH, TIMING, Pace
-from autotune.tuner.scout import ROUNDS, Look, look_settings
+from autotune.tuner.scout import Look, look_settings
 from autotune.tuner.strategy import Pick, Wanted, anything
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
     from autotune.domain.decision import Decision
-    from autotune.routes.base import Route
     from autotune.store.records import StudyCell
     from autotune.tuner.deadline import Deadline
-    from autotune.tuner.forecast import Array
     from autotune.tuner.run import OpenedRun
-
-
-@dataclass(slots=True)
-class _Standing:
-    """What is known of a column's routes.
-
-    ``pairs``: an engine's fallback and the candidates that could win its cells; ``owed``: the share of a
-    column's checks that is missing, by route; ``proof_s``: predicted for all checks of one route.
-    """
-
-    pairs: tuple[tuple[str, tuple[str, ...]], ...]
-    owed: Mapping[str, float]
-    proof_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hope:
-    """What a cell promises.
-
-    Attributes:
-        gain: expected, summed over the engines.
-        winners: the likely winner of each engine.
-        rivals: other candidates that could be.
-        in_vain: the chance that no likely winner passes the margin.
-        misled: the chance that a rival is faster than the likely winner.
-        timed: whether the gain was measured in the cell itself.
-    """
-
-    gain: float = 0.0
-    winners: frozenset[str] = frozenset()
-    rivals: frozenset[str] = frozenset()
-    in_vain: float = 1.0
-    misled: float = 0.0
-    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +61,6 @@ class Choice:
     def item(self) -> StudyCell:
         """The cell to take."""
         return self.taken[0]
-
-
-@dataclass(slots=True)
-class _Times:
-    """Microseconds by route, of one cell and one source, and the variance of their logs' differences."""
-
-    by_route: Mapping[str, float]
-    variance: float
 
 
 @dataclass
@@ -147,15 +97,8 @@ class Adaptive:
         self._provers = provers
         self._weights = weights
         self._device = run.target.facts.device
-        self._threshold = log1p(run.study.margin)
-        self._features = Features(item.cell for item in run.cells)
-        self._rows: dict[int, list[float]] = {
-            item.number: self._features.row(item.cell) for item in run.cells
-        }
+        self.hopes = Hopes(run)
         self._items = {item.number: item for item in run.cells}
-        self._times: dict[int, list[_Times]] = {}
-        self._looks: dict[int, Mapping[str, float]] = {}
-        self._standings: dict[str, _Standing] = {}  # by column id
         self._seconds: dict[tuple[int, int], float] = {}  # of timing, by cell number and routes
         self._factors: dict[str, float] = {}
         self._state = _State()
@@ -184,14 +127,9 @@ class Adaptive:
         """See :class:`autotune.tuner.strategy.Strategy`. Reads what the study's rows say."""
         self._state = _State({item.number: item for item in pending}, again=again, left=trials)
         self._run.queue.sample_with(lambda: self._chosen)
-        self._times.clear()
-        self._looks = {number: look["times"] for number, look in self._run.queue.looks().items()}
-        known = self._run.repository.trials(self._run.study)
-        for item in self._run.cells:
-            if item.number in self._looks or item.cell.id in known:
-                self._read(item)
+        self.hopes.start({number: look["times"] for number, look in self._run.queue.looks().items()})
         for column in {item.cell.column for item in pending}:
-            self._stand(column)
+            self.hopes.stand(column)
 
     def take(self, free: Callable[[Column], bool] = anything) -> Pick | None:
         """See :class:`autotune.tuner.strategy.Strategy`."""
@@ -238,13 +176,13 @@ class Adaptive:
     def _done(self, item: StudyCell) -> Choice:
         """A pick is out no more: read what it left behind."""
         for column in self._together.pop(item.number, ()):
-            self._stand(column)
-        self._read(item)
+            self.hopes.stand(column)
+        self.hopes.read(item)
         return self._state.out.pop(item.number)
 
     def looked(self, item: StudyCell, look: Look) -> None:
         """See :class:`autotune.tuner.strategy.Strategy`."""
-        self._looks[item.number] = dict(look.times)
+        self.hopes.looks[item.number] = dict(look.times)
 
     def choices(self, free: Callable[[Column], bool] = anything) -> list[Choice]:
         """What could be done now, the best first; cheapest first among equals."""
@@ -257,13 +195,13 @@ class Adaptive:
             if item.cell.column.id not in busy:
                 waiting.setdefault(item.cell.column.id, []).append(item)
         open_ones = [items for items in waiting.values() if free(items[0].cell.column)]
-        hopes = self._hopes([item for items in open_ones for item in items])
+        hopes = self.hopes.of([item for items in open_ones for item in items], state.tried)
         found = [self._choice(items[0].cell.column, items, hopes) for items in open_ones]
         return sorted(found, key=lambda each: (-each.score, each.item.position))
 
     def hope(self, item: StudyCell) -> Hope:
         """What one cell promises now."""
-        return self._hopes([item])[item.number]
+        return self.hopes.of([item], self._state.tried)[item.number]
 
     def _choice(self, column: Column, items: Sequence[StudyCell], hopes: Mapping[int, Hope]) -> Choice:
         timing = {item.number: self._timing_s(item, hopes[item.number]) for item in items}
@@ -279,10 +217,12 @@ class Adaptive:
 
     def _worth_a_look(self, item: StudyCell, hope: Hope, proof_s: float) -> tuple[str, ...]:
         """Routes to look at first, where the proofs that this may save cost more than the look."""
-        unseen = item.number not in self._looks and not hope.timed and item.cell.id not in self._state.again
+        unseen = (
+            item.number not in self.hopes.looks and not hope.timed and item.cell.id not in self._state.again
+        )
         if not unseen or not hope.winners or proof_s == 0.0:
             return ()
-        standing = self._standings[item.cell.column.id]
+        standing = self.hopes.standing(item.cell.column)
         routes = tuple(dict.fromkeys((*(f for f, _ in standing.pairs), *hope.winners, *hope.rivals)))
         one = standing.proof_s * self._factors[PROOF]
         saved = hope.in_vain * proof_s + hope.misled * one
@@ -312,110 +252,10 @@ class Adaptive:
         return seconds * self._factors[TIMING]
 
     def _proof_s(self, column: Column, winners: frozenset[str]) -> float:
-        standing = self._standings[column.id]
+        standing = self.hopes.standing(column)
         routes = {fallback for fallback, _ in standing.pairs} | winners
         owed = sum(standing.owed.get(name, 0.0) for name in routes)
         return owed * standing.proof_s * self._factors[PROOF]
 
     def _weight(self, item: StudyCell) -> float:
         return 1.0 if self._weights is None else self._weights.get(item.cell.id, 0.0)
-
-    def _hopes(self, items: Sequence[StudyCell]) -> dict[int, Hope]:
-        """What cells promise, each pair of routes forecast for all of them at once."""
-        pairs: dict[tuple[str, str], list[int]] = {}
-        for item in items:
-            for fallback, name in self._pairs_of(item):
-                pairs.setdefault((fallback, name), []).append(item.number)
-        ratios: dict[tuple[int, str, str], tuple[float, float]] = {}
-        for (fallback, name), numbers in pairs.items():
-            fit = self._fit(fallback, name)
-            means, variances = fit.predict(np.array([self._rows[n] for n in numbers]))
-            for number, mean, variance in zip(numbers, means, variances, strict=True):
-                seen = self._ratio(number, fallback, name)
-                ratios[number, fallback, name] = seen or (float(mean), float(variance))
-        return {item.number: self._hope(item, ratios) for item in items}
-
-    def _pairs_of(self, item: StudyCell) -> list[tuple[str, str]]:
-        return [
-            (fallback, name)
-            for fallback, names in self._standings[item.cell.column.id].pairs
-            for name in names
-            if (item.number, name) not in self._state.tried
-        ]
-
-    def _hope(self, item: StudyCell, ratios: Mapping[tuple[int, str, str], tuple[float, float]]) -> Hope:
-        number = item.number
-        by_fallback: dict[str, list[str]] = {}
-        for fallback, name in self._pairs_of(item):
-            by_fallback.setdefault(fallback, []).append(name)
-        gain, in_vain, misled, timed = 0.0, 1.0, 0.0, True
-        winners: set[str] = set()
-        rivals: set[str] = set()
-        for fallback, names in by_fallback.items():
-            gains = {n: expected_gain(*ratios[number, fallback, n], self._threshold) for n in names}
-            best = max(names, key=lambda n: (gains[n], n))
-            mean, variance = ratios[number, fallback, best]
-            gain += gains[best]
-            winners.add(best)
-            rivals |= set(names) - {best}
-            in_vain *= normal_cdf((self._threshold - mean) / sqrt(variance))
-            for name in set(names) - {best}:
-                other, spread = ratios[number, fallback, name]
-                misled = max(misled, normal_cdf((other - mean) / sqrt(variance + spread)))
-            timed = timed and self._ratio(number, fallback, best) is not None
-        if not winners:
-            return Hope()
-        return Hope(gain, frozenset(winners), frozenset(rivals - winners), in_vain, misled, timed)
-
-    def _fit(self, fallback: str, name: str) -> Ridge:
-        numbers = [n for n in self._times if self._ratio(n, fallback, name) is not None]
-        values = [ratio[0] for n in numbers if (ratio := self._ratio(n, fallback, name)) is not None]
-        rows: Array = np.array([self._rows[n] for n in numbers]).reshape(len(numbers), self._features.width)
-        return Ridge(rows, np.array(values))
-
-    def _ratio(self, number: int, fallback: str, name: str) -> tuple[float, float] | None:
-        """Mean and variance of the log ratio as timed in the cell; rounds before looks."""
-        for times in self._times.get(number, ()):
-            if fallback in times.by_route and name in times.by_route:
-                return log(times.by_route[fallback] / times.by_route[name]), times.variance
-        return None
-
-    def _read(self, item: StudyCell) -> None:
-        """Take over the times of the cell's stored rounds, and of its look."""
-        judge, cell = self._run.judge, item.cell
-        variance = self._run.study.margin**2  # of a look; more rounds know better
-        objective = judge.objectives.of(cell.column)[judge.objectives.first]
-        stored = [Round.from_dict(data) for data in self._run.repository.rounds(self._run.study, cell)]
-        rounds = [each for each in stored if not each.dropped]
-        found = []
-        if rounds:
-            names = dict.fromkeys(name for each in rounds for name in each.order)
-            times = {n: median(objective(each, n) for each in rounds if n in each.run_us) for n in names}
-            found.append(_Times(times, variance * ROUNDS / max(ROUNDS, len(rounds))))
-        if look := self._looks.get(item.number):
-            found.append(_Times(look, variance))
-        if found:
-            self._times[item.number] = found
-
-    def _stand(self, column: Column) -> None:
-        """Read what is proven of a column."""
-        run = self._run
-        routes: dict[str, Route] = {}
-        pairs = []
-        for judge in run.judges:
-            lineup = judge.lineup(column)
-            if lineup.fallback is None or self._unsafe(lineup.fallback, column):
-                continue
-            names = [
-                route.name
-                for route in lineup.candidates
-                if route.name in lineup.deployable and not self._unsafe(route, column)
-            ]
-            routes |= {route.name: route for route in lineup.runners}
-            pairs.append((lineup.fallback.name, tuple(names)))
-        owed = {name: run.book.owed(route, column, (), run.target.device) for name, route in routes.items()}
-        proof_s = predict_proof(column, self._device, 1)
-        self._standings[column.id] = _Standing(tuple(dict.fromkeys(pairs)), owed, proof_s)
-
-    def _unsafe(self, route: Route, column: Column) -> bool:
-        return self._run.book.verdict(route, column, self._run.target.device).status is Status.UNSAFE

@@ -21,7 +21,7 @@ from autotune.bench.objective import paired_ratios
 from autotune.bench.pools import Pools
 from autotune.bench.record import Round, RoundSettings
 from autotune.bench.rounds import time_cell
-from autotune.checks.launch import poisoned
+from autotune.checks.poison import poisoned
 from autotune.domain.cell import Cell, Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.fingerprint import Facts

@@ -12,17 +12,10 @@ from autotune.arena.base import ArenaError, Placement
 from autotune.arena.contents import bits
 from autotune.arena.operands import Recipe
 from autotune.checks import oracle, registry
+from autotune.checks.blame import OperandsError, is_device_error, is_unfit
 from autotune.checks.controls import INTERVAL
-from autotune.checks.launch import (
-    OperandsError,
-    Stage,
-    Tally,
-    conduct,
-    is_device_error,
-    is_unfit,
-    poison,
-    poisoned,
-)
+from autotune.checks.launch import Stage, Tally, conduct
+from autotune.checks.poison import poison, poisoned
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.fingerprint import Facts

@@ -13,8 +13,8 @@ from autotune.arena.operands import QueryStride, Recipe, build
 from autotune.arena.plain import PlainArena
 from autotune.bench.clock import Launch
 from autotune.checks import oracle, registry
+from autotune.checks.contents import Withheld, live_pages, renew
 from autotune.checks.controls import COLUMN, CPU, ONE_KV_HEAD, controls_count
-from autotune.checks.launch import Withheld, live_pages, renew
 from autotune.checks.strides import _make_odd
 from autotune.domain.cell import Column
 from autotune.domain.verdict import CheckStatus, FailureKind

@@ -140,8 +140,8 @@ def test_the_cell_with_the_most_gain_a_second_by_hand(tmp_path: Path) -> None:
         by_kv = {(i.cell.column.batch_size, i.cell.kv_high): i for i in run.cells}
         seen = {(1, 64): 3.0, (1, 128): 1.5, (2, 64): 1.02, (2, 128): 1.4}
         for place, ratio in seen.items():
-            strategy._looks[by_kv[place].number] = {FALLBACK: 10.0 * ratio, "fast": 10.0}
-            strategy._read(by_kv[place])
+            strategy.hopes.looks[by_kv[place].number] = {FALLBACK: 10.0 * ratio, "fast": 10.0}
+            strategy.hopes.read(by_kv[place])
         margin, sd = log1p(run.study.margin), run.study.margin
 
         def gain(place: tuple[int, int]) -> float:

@@ -170,7 +170,11 @@ class Hopes:
         return None
 
     def read(self, item: StudyCell) -> None:
-        """Take over the times of the cell's stored rounds, and of its look."""
+        """Take over the times of the cell's stored rounds, and of its look.
+
+        The variance of a look's log ratio is a guess, the floor of the margin squared; that of rounds follows
+        from it. It weighs chances in the order of work and decides no answer.
+        """
         judge, cell = self._run.judge, item.cell
         variance = self._run.study.margin**2  # of a look; more rounds know better
         objective = judge.objectives.of(cell.column)[judge.objectives.first]

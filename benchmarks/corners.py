@@ -1,6 +1,7 @@
 """Looks for wrong kernels where libraries' own tests do not go.
 
     python benchmarks/corners.py --out corners.jsonl [--seconds 240] [--quick] [--routes a,b] [--only NAME]
+        [--provers 6] [--memory 100]
     python benchmarks/corners.py --list-columns > columns.json   # for autotune prebuild --columns
     python benchmarks/corners.py --list-modules [--arch 9.0]     # needs FlashInfer, no GPU
 
@@ -9,7 +10,8 @@ q_len x group = 32 (where XQA changes its kernel on SM90), sliding windows, sink
 replay. Each column goes to every route that supports it, with all checks (``--quick``: the ones that find
 most), in order, until a check fails or the time is up. One row per column and route, printed and written to
 ``--out`` as a JSON line as soon as it is known, so that a run that is killed keeps them. A route whose module
-is not prebuilt here is ``not here`` and the module is named. Exit 0 whatever is found, 2 for a wrong flag.
+is not prebuilt here is ``not here`` and the module is named. Exit 0 whatever is found, 1 if no child can be
+had, 2 for a wrong flag, 3 if the device does not answer.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -35,13 +37,16 @@ from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import KvLayout, Shape
 from autotune.domain.verdict import CheckResult, CheckStatus, Status, conclude
 from autotune.hardware.collect import collect
+from autotune.hardware.errors import HardwareError
 from autotune.hardware.memory import GIB, operand_bytes
 from autotune.routes import registry as routes
 from autotune.tuner.crew import Crew, Task
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.prover import repro_command, seed_of
+from autotune.worker.base import WorkerError
 from autotune.worker.jobs import ProveJob
 from autotune.worker.worker import Worker
+from benchmarks.ending import Pulse, ending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -333,8 +338,13 @@ def hunt(
     seconds: float,
     provers: int,
     seed: int,
+    memory_gib: float | None = None,
 ) -> None:
-    """Every corner with every route that supports it, within ``seconds``; what is left undone is reported so.
+    """Every corner with every route that supports it, within ``seconds``; what is left undone is reported so,
+    also where a signal ends it.
+
+    Args:
+        memory_gib: of the device, for all proofs together; None: a share of all it has.
 
     Raises:
         WorkerError: no child can be had.
@@ -352,20 +362,27 @@ def hunt(
     tasks = {key: task_of(found) for key, found in work.items()}
     keys = {id(task): key for key, task in tasks.items()}
     memory = facts.hardware.get("memory_gib") if facts.device == "cuda" else None
-    share = int(float(memory) * GIB * PROVING_SHARE) if isinstance(memory, (int, float)) else None
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(Worker(facts.device, step_timeout_s=STEP_TIMEOUT_S)) for _ in range(provers)
-        ]
-        rows = Crew(workers, share).run(list(tasks.values()), lambda: deadline.passed)
-        with contextlib.closing(rows):
-            for row in rows:
-                key = keys[id(row.task)]
-                work[key].rows.append(row.result)
-                if work[key].done:
-                    report.add(work.pop(key).found(facts))
-    for left in work.values():
-        report.add(left.found(facts))
+    whole = float(memory) * PROVING_SHARE if isinstance(memory, (int, float)) else None
+    share = None if whole is None else int((memory_gib or whole) * GIB)
+    pulse, count = Pulse("corners", time.monotonic()), 0
+    try:
+        with contextlib.ExitStack() as stack:
+            workers = [
+                stack.enter_context(Worker(facts.device, step_timeout_s=STEP_TIMEOUT_S))
+                for _ in range(provers)
+            ]
+            rows = Crew(workers, share).run(list(tasks.values()), lambda: deadline.passed)
+            with contextlib.closing(rows):
+                for row in rows:
+                    count += 1
+                    key = keys[id(row.task)]
+                    work[key].rows.append(row.result)
+                    if work[key].done:
+                        report.add(work.pop(key).found(facts))
+                    pulse.beat(time.monotonic(), f"{count} checks, {len(work)} of {len(keys)} pairs to go")
+    finally:
+        for left in work.values():
+            report.add(left.found(facts))
 
 
 def named(names: str | None, known: Sequence[str], what: str) -> list[str]:
@@ -408,6 +425,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME,...", help="only these corners")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
     parser.add_argument("--provers", type=int, help="children at once (cpu: 1, GPU: 6)")
+    parser.add_argument(
+        "--memory", type=float, metavar="GIB", help="GPU: for all proofs together (80 %% of the device's)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list-columns", action="store_true", help="print the columns as JSON, run nothing")
     parser.add_argument("--list-modules", action="store_true", help="name the modules, run nothing")
@@ -440,23 +460,32 @@ def main(given: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"corners: {error}", file=sys.stderr)
         return 2
-    began = time.monotonic()
+    except HardwareError as error:
+        print(f"corners: {error}", file=sys.stderr)
+        return 3
+    began, lost = time.monotonic(), False
     with contextlib.ExitStack() as stack:
         # beginning anew would lose what an earlier run found
         stream = stack.enter_context(options.out.open("a")) if options.out else None
         report = Report(stream)
-        hunt(
-            corners,
-            chosen,
-            facts,
-            report,
-            checks=QUICK if options.quick else registry.names(),
-            seconds=options.seconds,
-            provers=options.provers or PROVERS[facts.device],
-            seed=options.seed,
-        )
+        try:
+            with ending("corners", options.seconds):
+                hunt(
+                    corners,
+                    chosen,
+                    facts,
+                    report,
+                    checks=QUICK if options.quick else registry.names(),
+                    seconds=options.seconds,
+                    provers=options.provers or PROVERS[facts.device],
+                    seed=options.seed,
+                    memory_gib=options.memory,
+                )
+        except WorkerError as error:
+            lost = True
+            print(f"corners: {error}", file=sys.stderr)
     report.summary(time.monotonic() - began)
-    return 0
+    return int(lost)
 
 
 if __name__ == "__main__":

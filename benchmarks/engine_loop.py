@@ -1,16 +1,18 @@
 """A decode loop of an engine through ``autotune.engines.flashinfer.install``: right, safe, and how fast.
 
-    python benchmarks/engine_loop.py --table tuned_configs/nvidia-h200.sglang.yaml [--seconds 300] [--json
-    FILE]
+    python benchmarks/engine_loop.py --table tuned_configs/nvidia-h200.sglang.yaml [--part soak|timing]
+        [--seconds 300] [--timing-seconds 60] [--json FILE]
 
 15 attention layers make a step; a step of each captured batch size is one CUDA graph. The loop replays them
 with random lengths inside the table's rows, shuffled pages, garbage past the live ones, and sometimes a
 smaller live batch whose rest is padded as the engine pads. All operands lie in guarded memory, K and V as the
 halves of one allocation. Every few replays the outputs of one layer are compared with attention in fp32 over
-the same pool. A fault of a kernel ends the run with exit 1 and names the step.
+the same pool. A fault of a kernel, or a wrong number, ends the run with exit 1 and names the step.
 
 Then the time per step: ``install`` against stock (the library's own call), always-fallback and always-decode,
-each captured, replayed in random order in one run.
+each captured, replayed in random order in one run; every captured size has as many rounds, or one more, where
+``--timing-seconds`` end it. The two parts are two processes where other work shares the device with the
+first. ``--json`` is written after each part, and what a signal leaves of the last one is told.
 
 ``--device cpu`` is a dry run of this file: no graph, plain Python, a stand-in for FlashInfer that computes in
 fp32, the table's own facts taken for this machine's. Its times mean nothing.
@@ -45,11 +47,14 @@ from autotune.router import Router
 from autotune.routes.flashinfer.layout import hnd
 from autotune.routes.flashinfer.masks import fill_causal_mask
 from autotune.table.model import Entry
+from benchmarks.ending import Pulse, ending
 
+PARTS = ("soak", "timing")
 MODES = ("install", "stock", "always-fallback", "always-decode")
 WORKSPACE_BYTES = 512 << 20
 ALIGN = 16
 REPLAYS = 5  # of a graph, in a timed round
+CAPTURE_S = 40.0  # beside the parts' own times: imports, modules, pools, captures of four modes
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,16 @@ class Settings:
     batches: tuple[int, ...]
     max_kv: int
     seconds: float
+    timing_seconds: float
     rounds: int
     verify_every: int
     guarded: bool
     seed: int
+    parts: tuple[str, ...] = PARTS
+
+
+class LoopError(Exception):
+    """What ends the run, in one line; exit 1."""
 
 
 class Forced:
@@ -207,7 +218,7 @@ def replayable(engine: Engine, size: int, device: str) -> Callable[[], None]:
             engine.step(size)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         engine.step(size)
     return graph.replay
 
@@ -231,29 +242,42 @@ def as_mode(mode: str, router: Router, engine: Engine, fallback: str) -> Iterato
 
 
 def soak(
-    steps: dict[int, Callable[[], None]], engine: Engine, limit: float, settings: Settings
-) -> dict[str, Any]:
-    """Replay with other lengths until the time is over."""
-    end, count, verified, worst = time.monotonic() + settings.seconds, 0, 0, 0.0
-    while time.monotonic() < end or count == 0:
+    steps: dict[int, Callable[[], None]],
+    engine: Engine,
+    limit: float,
+    settings: Settings,
+    found: dict[str, Any],
+) -> None:
+    """Replay with other lengths until the time is over; ``found`` says at any moment how far it came.
+
+    Raises:
+        LoopError: a fault, or an error above ``limit``.
+    """
+    start = time.monotonic()
+    end, pulse = start + settings.seconds, Pulse("engine_loop", start)
+    found |= {"steps": 0, "launches": 0, "verified": 0, "worst_error": 0.0}
+    while time.monotonic() < end or found["steps"] == 0:
         size = engine.chance.choice(settings.batches)
         engine.renew(size)
-        check = count % settings.verify_every == 0
+        check = found["steps"] % settings.verify_every == 0
+        where = f"step {found['steps'] + 1}, batch {size}, lengths {engine.live[size]}"
+        try:
+            if check:
+                engine.poison()
+            steps[size]()
+            if settings.device == "cuda":
+                torch.cuda.synchronize()
+            off = engine.error(size, engine.chance.randrange(settings.layers)) if check else 0.0
+        except RuntimeError as error:
+            text = " ".join(str(error).split())[:300]
+            raise LoopError(f"{where}: {type(error).__name__}: {text}") from error
+        found["steps"] += 1
+        found["launches"] += settings.layers
         if check:
-            engine.poison()
-        steps[size]()
-        if settings.device == "cuda":
-            torch.cuda.synchronize()
-        count += 1
-        if check:
-            found = engine.error(size, engine.chance.randrange(settings.layers))
-            worst, verified = max(worst, found), verified + 1
-            if not found <= limit:
-                raise SystemExit(
-                    f"engine_loop: step {count}, batch {size}, lengths {engine.live[size]}: error "
-                    f"{found:.4g} exceeds {limit:.4g}"
-                )
-    return {"steps": count, "launches": count * settings.layers, "verified": verified, "worst_error": worst}
+            found["worst_error"], found["verified"] = max(found["worst_error"], off), found["verified"] + 1
+            if not off <= limit:
+                raise LoopError(f"{where}: error {off:.4g} exceeds {limit:.4g}")
+        pulse.beat(time.monotonic(), f"{found['steps']} steps, worst error {found['worst_error']:.4g}")
 
 
 def timed(step: Callable[[], None], device: str) -> float:
@@ -273,28 +297,45 @@ def timed(step: Callable[[], None], device: str) -> float:
 
 
 def compare(
-    steps: dict[str, dict[int, Callable[[], None]]], engine: Engine, settings: Settings
-) -> dict[str, Any]:
-    """Per batch size and mode the median time of a step, and the median of the rounds' ratios to stock."""
-    found: dict[str, Any] = {}
-    for size in settings.batches:
-        seen: dict[str, list[float]] = {mode: [] for mode in MODES}
-        for at in range(settings.rounds + 1):
+    steps: dict[str, dict[int, Callable[[], None]]],
+    engine: Engine,
+    settings: Settings,
+    seen: dict[int, dict[str, list[float]]],
+) -> None:
+    """Rounds of every batch size in turn, until all are made or the time is over, into ``seen``."""
+    end = time.monotonic() + settings.timing_seconds
+    for at in range(settings.rounds + 1):
+        for size in settings.batches:
+            if at > 1 and time.monotonic() >= end:  # one that counts is made anyway
+                return
             engine.renew(size)
-            for mode in engine.chance.sample(MODES, len(MODES)):
-                spent = timed(steps[mode][size], settings.device)
-                if at:  # the first round warms up
-                    seen[mode].append(spent)
-        found[str(size)] = {
-            mode: {
-                "us": round(statistics.median(values), 2),
-                "stock_ratio": round(
-                    statistics.median(s / v for s, v in zip(seen["stock"], values, strict=True)), 4
-                ),
+            spent = {
+                mode: timed(steps[mode][size], settings.device)
+                for mode in engine.chance.sample(MODES, len(MODES))
             }
-            for mode, values in seen.items()
+            if at:  # the first round warms up
+                for mode, each in spent.items():
+                    seen[size][mode].append(each)
+
+
+def medians(seen: dict[int, dict[str, list[float]]]) -> dict[str, Any]:
+    """Per batch size and mode the median time of a step, and the median of the rounds' ratios to stock."""
+    return {
+        str(size): {
+            "rounds": len(times["stock"]),
+            **{
+                mode: {
+                    "us": round(statistics.median(values), 2),
+                    "stock_ratio": round(
+                        statistics.median(s / v for s, v in zip(times["stock"], values, strict=True)), 4
+                    ),
+                }
+                for mode, values in times.items()
+            },
         }
-    return found
+        for size, times in seen.items()
+        if times["stock"]
+    }
 
 
 def pick(router: Router, heads: tuple[int, int, int], q_len: int) -> Entry:
@@ -315,19 +356,30 @@ def pick(router: Router, heads: tuple[int, int, int], q_len: int) -> Entry:
     raise SystemExit(f"engine_loop: {router.status.path} has no bf16 entry of heads {heads}, q_len {q_len}")
 
 
-def run(entry: Entry, router: Router, settings: Settings) -> dict[str, Any]:
-    """Capture, soak, time."""
+def run(
+    entry: Entry, router: Router, settings: Settings, found: dict[str, Any], keep: Callable[[], None]
+) -> None:
+    """Capture, soak, time: whatever ``settings.parts`` ask for, into ``found``.
+
+    Args:
+        keep: called when a part is complete.
+
+    Raises:
+        LoopError: a fault, a wrong number, or a table whose fallback cannot be called from a graph.
+    """
     kind = ("cuda_vmm" if settings.device == "cuda" else "host_mmap") if settings.guarded else "plain"
     fallback = entry.fallback
     if fallback not in DEPLOYABLE:
-        raise SystemExit(f"engine_loop: the fallback {fallback} needs host work before each step")
+        raise LoopError(f"the fallback {fallback} needs host work before each step")
     limit = bound(Column(entry.shape, entry.dtypes, entry.q_len, max(settings.batches), entry.max_context))
+    counts: dict[str, dict[str, int]] = {}
+    found |= {"arena": kind, "error_bound": limit, "captured": counts}
     with open_arena(kind, settings.device) as arena:
         # what torch's allocator guarantees an engine is more; XQA and fmha-v2 ask for this much
         engine = Engine(entry, settings, lambda *what: arena.tensor(*what, align=ALIGN))
         steps: dict[str, dict[int, Callable[[], None]]] = {}
-        counts: dict[str, dict[str, int]] = {}
-        for mode in MODES:
+
+        def captured(mode: str) -> None:
             with as_mode(mode, router, engine, fallback) as hook:
                 steps[mode] = {size: replayable(engine, size, settings.device) for size in settings.batches}
                 if settings.device != "cuda":  # plain Python: the hook must stand while it runs
@@ -336,11 +388,25 @@ def run(entry: Entry, router: Router, settings: Settings) -> dict[str, Any]:
                     }
                 if hook is not None:
                     counts[mode] = {f"{route}: {why}": n for (route, why), n in hook.counts.items()}
-        found = soak(steps["install"], engine, limit, settings)
-        times = compare(steps, engine, settings)
+
+        captured("install")
+        if "soak" in settings.parts:
+            soak(steps["install"], engine, limit, settings, found.setdefault("soak", {}))
+            keep()
+        if "timing" in settings.parts:
+            for mode in MODES:
+                if mode not in steps:
+                    captured(mode)
+            seen: dict[int, dict[str, list[float]]] = {
+                size: {mode: [] for mode in MODES} for size in settings.batches
+            }
+            try:
+                compare(steps, engine, settings, seen)
+            finally:
+                found["per_step"] = medians(seen)
+            keep()
         if overwritten := arena.overwritten():
-            raise SystemExit(f"engine_loop: canaries were overwritten: {'; '.join(overwritten)}")
-    return {"arena": kind, "error_bound": limit, "soak": found, "captured": counts, "per_step": times}
+            raise LoopError(f"canaries were overwritten: {'; '.join(overwritten)}")
 
 
 def _under(mode: str, router: Router, engine: Engine, fallback: str, size: int) -> Callable[[], None]:
@@ -361,7 +427,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=15)
     parser.add_argument("--batch", default="1,2,4,8,16", help="captured sizes (default 1,2,4,8,16)")
     parser.add_argument("--max-kv", type=int, default=16384, help="longest request (default 16384)")
+    parser.add_argument("--part", choices=PARTS, help="only this one; both if left out")
     parser.add_argument("--seconds", type=float, default=300.0, help="of the soak (default 300)")
+    parser.add_argument("--timing-seconds", type=float, default=60.0, help="of the timing (default 60)")
     parser.add_argument("--rounds", type=int, default=40, help="timed rounds a size (default 40)")
     parser.add_argument("--verify-every", type=int, default=10, metavar="N")
     parser.add_argument("--plain", action="store_true", help="ordinary memory, no guards")
@@ -375,11 +443,25 @@ def main() -> int:
         tuple(int(part) for part in given.batch.split(",")),
         given.max_kv,
         given.seconds,
+        given.timing_seconds,
         given.rounds,
         given.verify_every,
         not given.plain,
         given.seed,
+        PARTS if given.part is None else (given.part,),
     )
+    found: dict[str, Any] = {
+        "device": given.device,
+        "table": str(given.table),
+        "heads": given.heads,
+        "q_len": given.q_len,
+    }
+
+    def keep() -> None:
+        if given.json is not None:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    status = 0
     with contextlib.ExitStack() as stack:
         if given.device == "cpu":
             from autotune.table.load import load_table
@@ -399,18 +481,20 @@ def main() -> int:
         entry = pick(router, (heads[0], heads[1], heads[2]), given.q_len)
         if not entry.q_len <= settings.max_kv <= entry.max_context:
             raise SystemExit(f"engine_loop: --max-kv must lie in {entry.q_len}..{entry.max_context}")
+        most = settings.seconds * ("soak" in settings.parts)
+        most += settings.timing_seconds * ("timing" in settings.parts)
         try:
-            found = run(entry, router, settings)
-        except RuntimeError as error:
-            text = " ".join(str(error).split())[:300]
-            print(f"engine_loop: {type(error).__name__}: {text}", file=sys.stderr)
-            return 1
-    asked = {"device": given.device, "table": str(given.table), "heads": given.heads, "q_len": given.q_len}
-    found = asked | found
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
-    return 0
+            with ending("engine_loop", most, grace_s=CAPTURE_S):
+                run(entry, router, settings, found, keep)
+        except (LoopError, RuntimeError) as error:
+            status = 1
+            text = " ".join(str(error).split())[:500]
+            name = "" if isinstance(error, LoopError) else f"{type(error).__name__}: "
+            found["failed"] = f"{name}{text}"
+            print(f"engine_loop: {found['failed']}", file=sys.stderr)
+    keep()
+    print(json.dumps(found, indent=1), flush=True)
+    return status
 
 
 if __name__ == "__main__":

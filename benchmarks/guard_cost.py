@@ -1,6 +1,7 @@
 """What safety costs: guarded memory against plain, the arena, a whole check, compute-sanitizer; in one run.
 
-    python benchmarks/guard_cost.py [--device cuda] [--routes xqa-decode,fa2] [--seconds 1] [--json FILE]
+    python benchmarks/guard_cost.py [--device cuda] [--routes xqa-decode,fa2] [--seconds 1] [--limit 120]
+        [--json FILE]
 
 Launches: in one process each route is opened twice in a column, on equal operands, in a guarded arena and in
 a plain one. A round runs both in random order; its value is the ratio guarded / plain. 1.00 is expected: a
@@ -26,8 +27,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -38,21 +39,26 @@ from autotune.arena.base import Arena
 from autotune.arena.factory import default_kind, open_arena
 from autotune.arena.operands import Operands, Recipe, build, capacity_of
 from autotune.checks import registry
+from autotune.checks.launch import is_device_error
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import Shape
 from autotune.domain.verdict import CheckStatus
 from autotune.hardware.collect import collect
+from autotune.hardware.errors import HardwareError
 from autotune.routes.base import Allocate, Capture, Need, Route, Session
 from autotune.routes.registry import routes
 from autotune.sanitizer import tool as sanitizer
 from autotune.sanitizer.examine import Ended, judge
 from autotune.sanitizer.process import capture
 from autotune.sanitizer.report import parse
+from autotune.tuner.deadline import Deadline
 from autotune.tuner.prover import repro_command
+from autotune.worker.base import WorkerError
 from autotune.worker.jobs import ProveJob, prove
 from autotune.worker.worker import Worker
+from benchmarks.ending import ending
 
 PLAIN = "plain"
 WARM_UP = 3
@@ -63,6 +69,8 @@ CHECKS = 5
 SANITIZED = 3
 CHECK = "reference"
 SANITIZER_LIMIT_S = 120.0
+# Kept of --limit for the processes with and without it: 7 to 8 s each on an H200.
+SANITIZER_S = 70.0
 
 Request = tuple[str, tuple[int, ...], torch.dtype, "int | None"]
 
@@ -179,7 +187,8 @@ class Opened:
             return run
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
+        # what the launch allocates is mapped by driver calls that a stricter mode may refuse
+        graph.capture_begin(capture_error_mode="relaxed")
         try:
             run()
         finally:
@@ -344,21 +353,29 @@ def cost(
     )
 
 
-def sanitized(route: Route, case: Case, facts: Facts, rng: random.Random, rounds: int) -> Paired | str:
+def sanitized(
+    route: Route,
+    case: Case,
+    facts: Facts,
+    rng: random.Random,
+    rounds: int,
+    deadline: Deadline | None = None,
+) -> Paired | str:
     """One check under compute-sanitizer against the same process without; or why there is no number."""
     if facts.device != "cuda":
         return "compute-sanitizer is for CUDA"
     if (path := sanitizer.find()) is None:
         return "compute-sanitizer is not installed"
     repro = repro_command(job_of(route, case, facts, CHECK, default_kind(facts.device), rng.getrandbits(31)))
-    env = sanitizer.environment(repro, SANITIZER_LIMIT_S)
+    limit_s = SANITIZER_LIMIT_S
+    env = sanitizer.environment(repro, limit_s)
 
     def run(words: list[str]) -> float:
         start = time.perf_counter()
-        captured = capture(words, env, SANITIZER_LIMIT_S)
+        captured = capture(words, env, min(limit_s, deadline.left + 1.0) if deadline else limit_s)
         taken = time.perf_counter() - start
         if words[0] == str(path):
-            found = judge(captured, parse(captured.output), SANITIZER_LIMIT_S)
+            found = judge(captured, parse(captured.output), limit_s)
             if found.ended is not Ended.NOTHING:
                 raise RuntimeError(found.note)
         if captured.late or captured.status != 0:
@@ -381,9 +398,34 @@ class Options:
     rng: random.Random
     seconds: float
     checks: int
+    deadline: Deadline
 
 
-def main() -> int:
+@dataclass
+class Found:
+    """What has been measured, and why the rest has not."""
+
+    costs: list[Cost] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    under: Paired | str = "not reached"
+
+    def add(self, cost: Cost) -> None:
+        """One more line, told at once."""
+        self.costs.append(cost)
+        pair = cost.launch_us
+        print(
+            f"{cost.route}, {cost.case}, kv {cost.kv_len}: guarded {pair.first:.1f} us, plain "
+            f"{pair.second:.1f} us, ratio {pair.ratio:.3f}",
+            flush=True,
+        )
+
+    def skip(self, line: str) -> None:
+        """What is not measured, told at once."""
+        self.skipped.append(line)
+        print(f"not measured: {line}", flush=True)
+
+
+def main(given: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one")
@@ -392,9 +434,14 @@ def main() -> int:
     parser.add_argument("--checks", type=int, default=CHECKS, help="paired runs of a check")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="the numbers, for a program")
-    asked = parser.parse_args()
+    parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="for everything (600)")
+    asked = parser.parse_args(given)
     torch.set_num_threads(1)
-    facts = collect(asked.device, threads=1)
+    try:
+        facts = collect(asked.device, threads=1)
+    except (ValueError, HardwareError) as error:
+        print(f"guard_cost: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 3
     known = routes(facts.device)
     names = asked.routes.split(",") if asked.routes else list(known)
     if unknown := [name for name in names if name not in known]:
@@ -402,15 +449,24 @@ def main() -> int:
         return 2
     if facts.device == "cuda":
         cuda_allocator.install()
-    options = Options(random.Random(asked.seed), asked.seconds, asked.checks)
-    with _on_stream(facts.device):
-        costs, skipped, under = measure([known[name] for name in names], facts, options)
-    show(facts, costs, skipped, under)
+    options = Options(random.Random(asked.seed), asked.seconds, asked.checks, Deadline(asked.limit))
+    found = Found()
+    try:
+        with ending("guard_cost", asked.limit), _on_stream(facts.device):
+            measure([known[name] for name in names], facts, options, found)
+    except (RuntimeError, WorkerError) as error:
+        # a device error ends this process' use of the device, not what was measured before it
+        found.skipped.append(" ".join(f"ended by {type(error).__name__}: {error}".split())[:300])
+    show(facts, found)
     if asked.json:
-        result = {"facts": facts.to_dict(), "costs": [asdict(each) for each in costs], "skipped": skipped}
-        result["sanitizer"] = under if isinstance(under, str) else asdict(under)
+        result = {
+            "facts": facts.to_dict(),
+            "costs": [asdict(each) for each in found.costs],
+            "skipped": found.skipped,
+            "sanitizer": found.under if isinstance(found.under, str) else asdict(found.under),
+        }
         asked.json.write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if costs else 1
+    return 0 if found.costs else 1
 
 
 @contextlib.contextmanager
@@ -423,33 +479,49 @@ def _on_stream(device: str) -> Iterator[None]:
         yield
 
 
-def measure(
-    chosen: list[Route], facts: Facts, options: Options
-) -> tuple[list[Cost], list[str], Paired | str]:
-    """Every route in every case; what does not run is named."""
-    costs, skipped = [], []
-    under: Paired | str = "no route runs here"
+def measure(chosen: list[Route], facts: Facts, options: Options, found: Found) -> None:
+    """Every route in every case, case by case; what does not run, or has no time left, is named.
+
+    Raises:
+        RuntimeError: a device error: every later call of this process would fail.
+        WorkerError: no child can be had.
+    """
+    deadline = options.deadline
+    looks = facts.device == "cuda" and sanitizer.find() is not None
     meter = Meter(facts.device)
     with Worker(facts.device) as guarded, Worker(facts.device, guard_allocations=False) as plain:
-        for route in chosen:
-            for case in cases(facts.device):
-                if reason := route.supports(case.column, facts):
-                    skipped.append(f"{route.name}: {reason}")
-                    continue
-                try:
-                    costs.append(cost(route, case, facts, meter, (guarded, plain), options))
-                except RuntimeError as error:
-                    if facts.device == "cuda" and "CUDA error" in str(error):
-                        raise  # every later call of this process would fail
-                    skipped.append(" ".join(f"{route.name} in {case.column}: {error}".split()))
-    if costs:
-        first = next(route for route in chosen if route.name == costs[0].route)
-        under = sanitized(first, cases(facts.device)[0], facts, options.rng, SANITIZED)
-    return costs, list(dict.fromkeys(skipped)), under
+        for case in cases(facts.device):
+            for route in chosen:
+                where = f"{route.name} in {case.column}"
+                if reason := _absent(route, case.column, facts):
+                    found.skip(f"{route.name}: {reason}")
+                elif deadline.left <= (SANITIZER_S if looks else 0.0):
+                    found.skip(f"{where}: no time left")
+                else:
+                    try:
+                        found.add(cost(route, case, facts, meter, (guarded, plain), options))
+                    except RuntimeError as error:
+                        if facts.device == "cuda" and is_device_error(error):
+                            raise
+                        found.skip(" ".join(f"{where}: {error}".split()))
+    if not found.costs:
+        found.under = "no route runs here"
+    elif looks and deadline.passed:
+        found.under = "no time left"
+    else:
+        first = next(route for route in chosen if route.name == found.costs[0].route)
+        found.under = sanitized(first, cases(facts.device)[0], facts, options.rng, SANITIZED, deadline)
 
 
-def show(facts: Facts, costs: list[Cost], skipped: list[str], under: Paired | str) -> None:
+def _absent(route: Route, column: Column, facts: Facts) -> str | None:
+    """Why the route or its kernels are not to be had here."""
+    available = getattr(route, "available", None)
+    return route.supports(column, facts) or (available(column, facts) if callable(available) else None)
+
+
+def show(facts: Facts, found: Found) -> None:
     """Print the tables."""
+    costs, under = found.costs, found.under
     print(f"{facts.hardware['name']}, guarded: {default_kind(facts.device)}\n")
     print("| route | column | kv | guarded us | plain us | ratio | 80 % of them | rounds |")
     print("|---|---|---|---|---|---|---|---|")
@@ -481,7 +553,7 @@ def show(facts: Facts, costs: list[Cost], skipped: list[str], under: Paired | st
             f"\nsanitizer: one check in a process of its own, {under.first:.1f} s with compute-sanitizer, "
             f"{under.second:.1f} s without ({under.ratio:.2f} x, {under.rounds} rounds)"
         )
-    for line in skipped:
+    for line in dict.fromkeys(found.skipped):
         print(f"not measured: {line}")
 
 

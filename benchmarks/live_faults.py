@@ -7,11 +7,13 @@ Each mistake (``autotune/routes/planted_live.py``) is made in a real route, in a
 and looked at by the check that is meant for it. A row says what was expected, what was seen, and which rule
 of the call's contract refuses it before a launch, at which level: ``static`` reads no tensor, ``full`` may.
 Where the outcome was measured on an H200 before (FlashInfer 0.6.18, driver 580), that is what is expected;
-elsewhere, that it is not taken for safe. ``--sanitizer`` looks at memory faults again with compute-sanitizer.
+elsewhere, that it is not taken for safe. ``--sanitizer`` looks at memory faults again with compute-sanitizer,
+while there is time; what it finds is a line of its own, below the fault's. ``--json`` is written anew with
+each row, so that a run which is killed keeps them.
 
 A batch of 65,536 is never launched: the contract refuses it. Extreme logits are no mistake: a route that gets
 them wrong states a limit. On the CPU the torch routes stand in. Exit 0 if every row that ran is as expected,
-1 if one is not, 2 for a wrong flag, 3 if nothing can be run here.
+1 if one is not or no child can be had, 2 for a wrong flag, 3 if nothing can be run here.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -38,6 +40,7 @@ from autotune.domain.dtypes import PROFILES
 from autotune.domain.shape import Shape
 from autotune.domain.verdict import CheckStatus
 from autotune.hardware.collect import collect
+from autotune.hardware.errors import HardwareError
 from autotune.routes.base import Capacity, Need, Step
 from autotune.routes.contract import ContractError, Level, check_step
 from autotune.routes.contract.context import Buffers, Context
@@ -50,8 +53,10 @@ from autotune.sanitizer.tool import find
 from autotune.tuner.crew import Crew, Task
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.prover import repro_command
+from autotune.worker.base import WorkerError
 from autotune.worker.jobs import ProveJob, child_route
 from autotune.worker.worker import Worker
+from benchmarks.ending import ending
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +68,8 @@ if TYPE_CHECKING:
 SEED = 20261129
 KV_LENS = (64, 300)
 STEP_TIMEOUT_S = 30.0
+# compute-sanitizer takes 7 to 8 s where nothing else runs, and longer beside others.
+LOOK_S, LEAST_LOOK_S = 60.0, 15.0
 # A child that dies is replaced, which takes seconds: others go on meanwhile.
 PROVERS = {"cpu": 1, "cuda": 4}
 CPU_COLUMN = Column(Shape(4, 2, 64, 16), PROFILES["bf16"], q_len=4, batch_size=4, max_context=512)
@@ -203,10 +210,9 @@ class Seen:
         expected = ", ".join(case.expected) + (" (measured)" if case.measured else "")
         word = "" if not self.ran else "yes" if self.good else "NO"
         detail = self.detail if len(self.detail) <= MOST_DETAIL else self.detail[: MOST_DETAIL - 3] + "..."
-        told = " ".join(part for part in (detail, self.sanitizer) if part).replace("|", "/")
         return (
             f"| {case.fault} | {case.route} | {case.made} | {expected} | {self.outcome} | {word} "
-            f"| {self.contract} | {told} |"
+            f"| {self.contract} | {detail.replace('|', '/')} |"
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -350,18 +356,25 @@ def unlaunched(case: Case, column: Column, facts: Facts) -> Seen | None:
     return None
 
 
-def seen_of(case: Case, row: CheckResult, job: ProveJob, column: Column, tool: Path | None) -> Seen:
-    """What came of a launch; a memory fault is looked at again with ``tool``, if there is one."""
-    seen = Seen(
+def seen_of(case: Case, row: CheckResult, job: ProveJob, column: Column) -> Seen:
+    """What came of a launch."""
+    return Seen(
         case,
         outcome_of(row),
         "; ".join(row.limits) or row.detail,
         refusal(case, column)[0],
         repro=repro_command(job),
     )
-    if tool is not None and row.kind in MEMORY:
-        seen.sanitizer = examine(tool, seen.repro).note
-    return seen
+
+
+def look(seen: Seen, tool: Path, left_s: float) -> None:
+    """Look at a memory fault once more with ``tool``, and say what it says."""
+    if left_s < LEAST_LOOK_S:
+        seen.sanitizer = "sanitizer: no time left"
+    else:
+        seen.sanitizer = examine(tool, seen.repro, timeout_s=min(LOOK_S, left_s)).note
+    print(f"| | | {seen.case.fault} in {seen.case.route} | | | | | {seen.sanitizer.replace('|', '/')} |")
+    sys.stdout.flush()
 
 
 def chosen(device: str, only: str | None, names: str | None) -> list[Case]:
@@ -382,45 +395,64 @@ def chosen(device: str, only: str | None, names: str | None) -> list[Case]:
     return cases
 
 
+class Rows:
+    """The rows in the order in which they are known: printed and written at once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.seen: list[Seen] = []
+        print("| fault | route | how it was made | expected | seen | as expected | contract | detail |")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
+
+    def add(self, seen: Seen) -> None:
+        """One more."""
+        self.seen.append(seen)
+        print(seen.line(), flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """All of them, as they are now."""
+        if self._path is not None:
+            self._path.write_text(json.dumps([seen.to_dict() for seen in self.seen], indent=1) + "\n")
+
+
 def run(
-    cases: Sequence[Case], facts: Facts, *, seconds: float, provers: int, tool: Path | None
-) -> list[Seen]:
-    """Every case, printed as it is known; those that do not begin within ``seconds`` are ``not run``.
+    cases: Sequence[Case], facts: Facts, rows: Rows, *, seconds: float, provers: int, tool: Path | None
+) -> None:
+    """Every case, told as it is known; those that do not begin within ``seconds`` are ``not run``.
 
     Raises:
         WorkerError: no child can be had.
     """
     column, deadline = COLUMNS[facts.device], Deadline(seconds)
-    found: list[Seen] = []
-
-    def show(seen: Seen) -> None:
-        print(seen.line(), flush=True)
-        found.append(seen)
-
-    print("| fault | route | how it was made | expected | seen | as expected | contract | detail |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
     waiting: dict[int, tuple[Case, Task]] = {}
     for case in cases:
         if early := unlaunched(case, column, facts):
-            show(early)
+            rows.add(early)
             continue
         job = job_of(case, column, facts)
         asked = Column.from_dict(job.column)
         task = Task(child_route(case.name), asked, ((asked, job),))
         waiting[id(task)] = (case, task)
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(Worker(facts.device, step_timeout_s=STEP_TIMEOUT_S)) for _ in range(provers)
-        ]
-        tasks = [task for _, task in waiting.values()]
-        rows = Crew(workers).run(tasks, lambda: deadline.passed)
-        with contextlib.closing(rows):
-            for row in rows:
-                case, _ = waiting.pop(id(row.task))
-                show(seen_of(case, row.result, row.job, column, tool))
-    for case, _ in waiting.values():
-        show(Seen(case, NOT_RUN))
-    return found
+    try:
+        with contextlib.ExitStack() as stack:
+            workers = [
+                stack.enter_context(Worker(facts.device, step_timeout_s=STEP_TIMEOUT_S))
+                for _ in range(provers)
+            ]
+            tasks = [task for _, task in waiting.values()]
+            found = Crew(workers).run(tasks, lambda: deadline.passed)
+            with contextlib.closing(found):
+                for row in found:
+                    case, _ = waiting.pop(id(row.task))
+                    rows.add(seen := seen_of(case, row.result, row.job, column))
+                    # meanwhile the children go on
+                    if tool is not None and row.result.kind in MEMORY:
+                        look(seen, tool, deadline.left)
+                        rows.write()
+    finally:
+        for case, _ in waiting.values():
+            rows.add(Seen(case, NOT_RUN))
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -440,32 +472,43 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         facts = collect(options.device, threads=1)
         cases = chosen(facts.device, options.only, options.routes)
-        tool = find() if options.sanitizer and facts.device == "cuda" else None
-        if options.sanitizer and tool is None:
+        if options.sanitizer and facts.device != "cuda":
             raise ValueError("--sanitizer: needs a GPU, and compute-sanitizer on PATH or in CUDA_HOME")
+        tool = find() if options.sanitizer else None
     except ValueError as error:
         print(f"live_faults: {error}", file=sys.stderr)
         return 2
-    start = time.monotonic()
+    except HardwareError as error:
+        print(f"live_faults: {error}", file=sys.stderr)
+        return 3
+    if options.sanitizer and tool is None:
+        # the faults are worth their time without it
+        print("live_faults: compute-sanitizer is not on PATH or in CUDA_HOME: left out", file=sys.stderr)
+    start, lost = time.monotonic(), False
     provers = options.provers or PROVERS[facts.device]
-    found = run(cases, facts, seconds=options.seconds, provers=provers, tool=tool)
-    if options.json:
-        options.json.write_text(json.dumps([seen.to_dict() for seen in found], indent=1) + "\n")
+    rows = Rows(options.json)
+    try:
+        with ending("live_faults", max(0.0, options.seconds)):
+            run(cases, facts, rows, seconds=options.seconds, provers=provers, tool=tool)
+    except WorkerError as error:
+        lost = True
+        print(f"live_faults: {error}", file=sys.stderr)
+    found = rows.seen
     counts = Counter(seen.outcome for seen in found)
     ran = [seen for seen in found if seen.ran]
     bad = [seen for seen in ran if not seen.good]
+    for seen in bad:
+        print(f"not as expected: {seen.case.fault} in {seen.case.route}: {seen.outcome}: {seen.detail}")
+        if seen.repro:
+            print(f"  {seen.repro}")
     print(
         f"\n{len(ran)} of {len(found)} cases ran in {time.monotonic() - start:.0f} s, "
         f"{len(bad)} not as expected: "
         + ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     )
-    for seen in bad:
-        print(f"not as expected: {seen.case.fault} in {seen.case.route}: {seen.outcome}: {seen.detail}")
-        if seen.repro:
-            print(f"  {seen.repro}")
-    if not ran:
+    if not ran and not lost:
         return 3
-    return 1 if bad else 0
+    return 1 if bad or lost else 0
 
 
 if __name__ == "__main__":

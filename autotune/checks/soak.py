@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.arena.operands import PageOrder, QueryStride, Recipe, Values
-from autotune.checks.launch import Stage, conduct
+from autotune.checks.launch import FindingError, Stage, conduct
+from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:
     from autotune.checks.base import Trial
@@ -44,7 +45,15 @@ class Soak:
         recipes = stage.one_pool([draw(stage, rng, index) for index in range(LAUNCHES)])
         with stage.opened(recipes[0]) as opened:
             for index, recipe in enumerate(recipes, 1):
-                opened.launch(opened.build(recipe), f"soak {index}/{LAUNCHES}")
+                label = f"soak {index}/{LAUNCHES}"
+                # a pool an arena: of a long row at a large batch a device holds one, not eight
+                with stage.trial.make_arena(stage.placement) as pool:
+                    opened.launch(opened.build(recipe, pool=pool), label)
+                    if places := pool.overwritten():
+                        text = stage.describe(label, recipe.kv_lens)
+                        raise FindingError(
+                            FailureKind.OUT_OF_BOUNDS_WRITE, f"{'; '.join(places[:3])} ({text})"
+                        )
 
 
 def draw(stage: Stage, rng: random.Random, index: int) -> Recipe:

@@ -12,8 +12,22 @@ from autotune.domain.fingerprint import Facts
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.routes import registry as routes
 from autotune.routes.planted_live import MISTAKES, PlantedLive
+from autotune.sanitizer.examine import Ended, Examined
 from autotune.tuner.prover import repro_command
-from benchmarks.live_faults import AS_IT_IS, CASES, COLUMNS, Case, Seen, job_of, main, outcome_of, refusal
+from benchmarks import live_faults
+from benchmarks.live_faults import (
+    AS_IT_IS,
+    CASES,
+    COLUMNS,
+    Case,
+    Rows,
+    Seen,
+    job_of,
+    look,
+    main,
+    outcome_of,
+    refusal,
+)
 
 H200 = Facts("cuda", {"compute_capability": "9.0"}, {"flashinfer": "0.7.2"})
 RULES = {
@@ -104,6 +118,36 @@ def test_rows_of_real_routes_and_of_the_contract(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert "3 of 3 cases ran" in said and "0 not as expected: 2 refused, 1 safe" in said
     assert "| semaphores (full) |" in said
+
+
+def test_a_memory_fault_is_looked_at_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+
+    def examined(tool: Path, repro: str, *, timeout_s: float) -> Examined:
+        limits.append(timeout_s)
+        return Examined(Ended.FAILED, said="a | b")
+
+    monkeypatch.setattr(live_faults, "examine", examined)
+    seen = [Seen(Case("small-output", "xqa-decode", "reference"), "unsafe illegal_access") for _ in range(3)]
+    for each, left in zip(seen, (999.0, 20.0, 2.0), strict=True):
+        look(each, Path("tool"), left)
+    assert limits == [live_faults.LOOK_S, 20.0]
+    assert [each.sanitizer for each in seen] == [
+        "sanitizer: a | b",
+        "sanitizer: a | b",
+        "sanitizer: no time left",
+    ]
+    assert "| small-output in xqa-decode | | | | | sanitizer: a / b |" in capsys.readouterr().out
+
+
+def test_rows_are_written_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    rows = Rows(path)
+    for count, outcome in enumerate(("refused", "not run"), 1):
+        rows.add(Seen(Case("old-lengths", "fa2", "reference"), outcome))
+        assert [row["outcome"] for row in json.loads(path.read_text())] == ["refused", "not run"][:count]
 
 
 def test_time_that_is_up_leaves_the_rest_not_run(capsys: pytest.CaptureFixture[str]) -> None:

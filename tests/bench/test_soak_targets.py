@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind
+from autotune.hardware.collect import collect
 from autotune.router import Router
 from autotune.table.dump import write_table
-from benchmarks.soak import Target, defect, job_of, targets
+from benchmarks.soak import Soaked, Target, defect, job_of, main, nbytes, targets
 from tests.table.samples import FACTS, FALLBACK, FASTER, HIGH, LOW, SLOWER, SPLIT, decided, table_of
 
 PADDING = "tail_padding_512"
@@ -66,3 +68,39 @@ def test_the_route_is_the_routers_and_its_needs_are_attested(tmp_path: Path) -> 
 def test_what_is_a_defect(row: CheckResult, said: str | None) -> None:
     target = found()[3, 1, 1024]._replace(requires=frozenset({"finite_pool"}))
     assert defect(row, target) == said
+
+
+def test_a_launch_of_many_rows_is_not_taken_for_the_longest_of_each() -> None:
+    def pools(batch: int) -> float:
+        target = found()[4, 2, 4096]
+        wide = target._replace(column=replace(target.column, batch_size=batch))
+        empty = wide._replace(kv_high=0)
+        return (nbytes(wide) - nbytes(empty)) / 2**20
+
+    # K and V of 4096 tokens of one head are 2 MiB, and a launch has each three times
+    assert (pools(1), pools(4)) == (6.0, 24.0)
+    assert 0.5 * 256 * 6.0 < pools(256) < 0.6 * 256 * 6.0
+
+
+def test_a_failure_is_told_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    write_table(TABLE, path)
+    target = found()[4, 2, 1024]
+    job = job_of(Router.load(path, facts=FACTS), target, FACTS, 1)
+    seen = Soaked()
+    seen.add(
+        job, CheckResult("soak", 1, CheckStatus.FAILED, 1, kind=FailureKind.HANG, detail="no end"), target
+    )
+    said = capsys.readouterr().out
+    assert said.startswith("FAILED: hang: no end\n  autotune prove torch-splitkv ")
+    seen.report(9, 2, 1.0)
+    said = capsys.readouterr().out
+    assert "left out: 2 cells" in said and "in 1 of 9 cells, 1 s: 1 failures, 0 not run" in said
+
+
+def test_real_launches_within_their_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    write_table(table_of([decided(1, LOW, FASTER)], facts=collect("cpu", threads=1)), path)
+    assert main([str(path), "--device", "cpu", "--seconds", "1.5"]) == 0
+    said = capsys.readouterr().out
+    assert "| torch-splitkv | " in said and "in 1 of 1 cells" in said and "0 failures, 0 not run" in said

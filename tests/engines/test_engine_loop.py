@@ -48,6 +48,38 @@ def test_dry_run(tmp_path: Path) -> None:
     assert found["soak"]["verified"] == found["soak"]["steps"] > 0
     assert 0 < found["soak"]["worst_error"] <= found["error_bound"]
     assert set(found["per_step"]) == {"1", "2", "4"}
+    assert all(
+        each["rounds"] == 1 and set(each) == {"rounds", *engine_loop.MODES}
+        for each in found["per_step"].values()
+    )
+
+
+def test_a_part_by_itself(tmp_path: Path) -> None:
+    table, out = tables.write(tmp_path / "t.yaml"), tmp_path / "loop.json"
+    assert loop(table, out, "--part", "soak").returncode == 0
+    found = json.loads(out.read_text())
+    assert found["soak"]["verified"] > 0 and "per_step" not in found and set(found["captured"]) == {"install"}
+    assert loop(table, out, "--part", "timing", "--rounds", "9", "--timing-seconds", "0").returncode == 0
+    found = json.loads(out.read_text())
+    # no time is one round each, so that every size has a number
+    assert {size: each["rounds"] for size, each in found["per_step"].items()} == {"1": 1, "2": 1, "4": 1}
+    assert "soak" not in found and len(found["captured"]) == 3
+
+
+def test_a_wrong_number_is_told_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = tables.write(tmp_path / "t.yaml"), tmp_path / "loop.json"
+    small = ("--layers", "1", "--batch", "1", "--max-kv", "70", "--verify-every", "1", "--part", "soak")
+    asked = ["engine_loop", "--device", "cpu", "--table", str(table), "--json", str(out), *small]
+    monkeypatch.setattr(sys, "argv", asked)
+    monkeypatch.setattr(engine_loop.Engine, "error", lambda *_: 0.5)
+    assert engine_loop.main() == 1
+    printed = capsys.readouterr()
+    assert "engine_loop: step 1, batch 1, lengths [" in printed.err and "error 0.5 exceeds" in printed.err
+    found = json.loads(out.read_text())
+    assert found == json.loads(printed.out) and found["failed"].startswith("step 1, ")
+    assert found["soak"] == {"steps": 1, "launches": 1, "verified": 1, "worst_error": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ from autotune.engines.choice import Choice
 from autotune.engines.context_kernels import DEPLOYABLE
 from autotune.engines.flashinfer import Hook
 from autotune.engines.runtime import Runtime, collected
+from autotune.hardware.errors import HardwareError
 from autotune.router import Router
 from autotune.routes.flashinfer.layout import hnd
 from autotune.routes.flashinfer.masks import fill_causal_mask
@@ -473,8 +474,11 @@ def main() -> int:
         else:
             import importlib
 
-            importlib.import_module(flashinfer.MODULE)
-            facts = collected()
+            try:
+                importlib.import_module(flashinfer.MODULE)
+                facts = collected()
+            except (ImportError, HardwareError) as error:
+                raise SystemExit(f"engine_loop: {' '.join(str(error).split())}") from None
         router = Router.load(given.table, facts=facts)
         if not router.status.active:
             raise SystemExit(f"engine_loop: {given.table}: {router.status.reason}")

@@ -2,13 +2,14 @@
 """Faults in the middle of a study: a route that strays, one that hangs, kill -9 of a child and of the run.
 
     python scripts/fault_demo.py --gpu cpu
-    python scripts/fault_demo.py --gpu h200 --routes xqa-decode,fa2
+    python scripts/fault_demo.py --gpu h200 --routes xqa-decode,fa2 --seconds 240
 
 Runs `autotune run` over a few cells with two more routes, offered as a third party's package: the kernels
 that the self-test plants as `narrow-table` and `hang`. While it runs a child is killed, later the run. The
 same command is then given again. Every row that was stored before must stand unchanged, nothing may live on,
 and the two routes must be unsafe by their own kinds, the others safe. Exit 1 if not. Takes a few minutes: a
-hang is one after a minute.
+hang is one after a minute. After ``--seconds``, or at a signal, both runs are ended, nothing is left behind,
+and what the database holds by then is told.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PLUGIN = """
@@ -59,7 +60,7 @@ CELLS = {
         "--models",
         "llama-3.1-70b",
         "--batch",
-        "1,4",
+        "1",
         "--q-len",
         "4",
         "--dtype",
@@ -68,6 +69,8 @@ CELLS = {
         "1024,4096",
     ],
 }
+# Of --seconds: a run whose budget is spent ends by itself within these.
+MARGIN_S = 10
 Rows = dict[tuple[str, ...], tuple[str, ...]]
 
 
@@ -137,17 +140,32 @@ def kill_last(pid: int) -> int:
     sys.exit("fault_demo: the run has no child to kill")
 
 
-def until(met: Callable[[], bool], run: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for ``met`` while ``run`` lives."""
-    deadline = time.monotonic() + seconds
+def until(met: Callable[[], bool], run: subprocess.Popen[bytes], end: float) -> None:
+    """Wait for ``met`` while ``run`` lives, no longer than to the monotonic time ``end``."""
     while not met():
         if run.poll() is not None:
             sys.exit(
                 f"fault_demo: the run ended by itself (exit {run.returncode}) before it could be disturbed"
             )
-        if time.monotonic() > deadline:
-            sys.exit(f"fault_demo: nothing to disturb within {seconds:.0f} s")
+        if time.monotonic() > end:
+            sys.exit("fault_demo: --seconds are over, and there was nothing to disturb")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def started(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """``command`` in a session of its own; however the block ends, neither it nor a child of it lives on."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+    try:
+        yield process
+    finally:
+        below = descendants(process.pid) if process.poll() is None else []
+        process.kill()
+        process.wait()
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def main() -> int:
@@ -158,7 +176,10 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, help="folder for database, table and logs instead of a temporary one"
     )
+    parser.add_argument("--seconds", type=float, default=1200.0, help="for everything (1200)")
     options = parser.parse_args()
+    # a killed demo must not leave a run on the device: SIGTERM unwinds it as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     device = "cpu" if options.gpu == "cpu" else "gpu"
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
@@ -175,38 +196,45 @@ def disturb(options: argparse.Namespace, folder: Path, package: Path, device: st
     known = options.routes or ("torch-sdpa,torch-splitkv" if device == "cpu" else "xqa-decode,fa2")
     command = [sys.executable, "-m", "autotune.cli.main", "run", "--gpu", options.gpu, "--engine", "generic"]
     command += ["--routes", f"{known},demo-strays,demo-hangs", *CELLS[device]]
-    command += ["--db", f"sqlite:///{database}", "--out", str(folder), "--budget", "20m"]
+    command += ["--db", f"sqlite:///{database}", "--out", str(folder)]
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-
-    with (folder / "first.log").open("wb") as log:
-        run = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        until(lambda: len(rows(database)) >= 5, run, 300)
-        victim = kill_last(run.pid)
-        seen = len(rows(database))
-        until(lambda: len(rows(database)) >= seen + 5, run, 300)
-        below = descendants(run.pid)
-        run.kill()
-        run.wait()
-    deadline = time.monotonic() + 20
-    while (left := [pid for pid in below if parent_of(pid) is not None]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    before = rows(database)
-    print(
-        f"killed: child {victim} after {seen} rows or more, the run after {len(before)}; "
-        f"{len(left)} processes left"
-    )
-
-    with (folder / "second.log").open("wb") as log:
-        again = subprocess.run(command, env=environment, stdout=log, stderr=log, check=False)
+    end = time.monotonic() + options.seconds
+    before: Rows = {}
+    left: list[int] = []
+    status: object = "not reached"
+    cut = ""
+    try:
+        with started([*command, "--budget", budget(end)], environment, folder / "first.log") as run:
+            until(lambda: len(rows(database)) >= 5, run, end)
+            victim = kill_last(run.pid)
+            seen = len(rows(database))
+            until(lambda: len(rows(database)) >= seen + 5, run, end)
+            below = descendants(run.pid)
+            run.kill()
+            run.wait()
+            deadline = time.monotonic() + 20
+            while (left := [p for p in below if parent_of(p) is not None]) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        before = rows(database)
+        print(
+            f"killed: child {victim} after {seen} rows or more, the run after {len(before)}; "
+            f"{len(left)} processes left",
+            flush=True,
+        )
+        with started([*command, "--budget", budget(end)], environment, folder / "second.log") as again:
+            status = again.wait(max(1.0, end - time.monotonic()))
+        if time.monotonic() > end - 2 * MARGIN_S:
+            cut = "the budget of --seconds is spent"
+    except subprocess.TimeoutExpired:
+        cut = "--seconds are over"
+    except KeyboardInterrupt:
+        cut = "stopped by a signal"
     after = rows(database)
     # a row that says nothing is filled in by the next call; every other one stands
     lost = [key for key, value in before.items() if value[0] != "unproven" and after.get(key) != value]
-    print(
-        f"the same command again: exit {again.returncode}, {len(after)} rows; "
-        f"{len(lost)} of {len(before)} changed"
-    )
-    bad = bool(left or lost or again.returncode)
+    print(f"the same command again: exit {status}, {len(after)} rows; {len(lost)} of {len(before)} changed")
+    bad = bool(left or lost or status)
     print("\n| route | rows | failed | kind | expected |\n|---|---|---|---|---|")
     for route in (*known.split(","), "demo-strays", "demo-hangs"):
         mine = [value for key, value in after.items() if key[2] == route]
@@ -216,8 +244,22 @@ def disturb(options: argparse.Namespace, folder: Path, package: Path, device: st
         open_rows = [value for value in mine if value[0] == "unproven"]
         bad = bad or kinds != expected or bool(open_rows) or not mine
         print(f"| {route} | {len(mine)} | {len(failed)} | {kinds} | {expected} |")
-    print("\n" + ("FAILED: see the logs" if bad else "as it should be"))
+    if cut and bad:
+        print(f"\nUNFINISHED: {cut}; the second run's last line: {last_line(folder / 'second.log')}")
+    else:
+        print("\n" + (f"FAILED: {last_line(folder / 'second.log')}" if bad else "as it should be"))
     return int(bad)
+
+
+def budget(end: float) -> str:
+    """What is left, as ``--budget`` takes it; a run tells its last words before it is cut off."""
+    return f"{max(5, int(end - time.monotonic() - MARGIN_S))}s"
+
+
+def last_line(log: Path) -> str:
+    """Of a run's log; where the folder is a temporary one, nothing else of it stays."""
+    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "none")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from autotune.cli.options import (
     DEFAULT_OUT,
     AttnTp,
     Batch,
+    Cells,
     Db,
     Dtype,
     EngineName,
@@ -43,6 +44,7 @@ def command(
     q_len: QLen = None,
     batch: Batch = None,
     kv: Kv = None,
+    picked: Cells = None,
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
     hardware: Annotated[
@@ -89,7 +91,7 @@ def command(
     from autotune.tuner.run import open_run
     from autotune.tuner.tuner import Progress
 
-    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv))
+    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked))
     declared = asked.grid.space.objectives
     if objective is not None and objective not in declared:
         raise CliError(f"--objective {objective}: the space declares {', '.join(declared)}", Exit.USAGE)

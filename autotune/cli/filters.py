@@ -1,4 +1,4 @@
-"""``--models``, ``--attn-tp``, ``--dtype``, ``--q-len``, ``--batch``, ``--kv``: a part of a search space."""
+"""``--models``, ``--attn-tp``, ``--dtype``, ``--q-len``, ``--batch``, ``--kv``, ``--cells``: a part."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 from autotune.cli.exits import CliError, Exit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from autotune.space.grid import Grid
 
 
 @dataclass(frozen=True)
 class Filters:
-    """The flags as written, comma lists each; None leaves an axis whole."""
+    """The flags as written, comma lists each; None leaves an axis whole.
+
+    Attributes:
+        cells: a file that names single cells of what the others leave; None: all of them.
+    """
 
     models: str | None = None
     attn_tp: str | None = None
@@ -21,15 +27,17 @@ class Filters:
     q_len: str | None = None
     batch: str | None = None
     kv: str | None = None
+    cells: Path | None = None
 
     def restrict(self, grid: Grid) -> Grid:
         """The part of ``grid`` that the flags name.
 
         Raises:
             CliError: not a list of numbers (exit 2).
-            SpaceError: a value is not in the space, or nothing is left (exit 2).
+            SpaceError: a value is not in the space, nothing is left, or the file of cells cannot be used
+                (exit 2).
         """
-        return grid.restrict(
+        part = grid.restrict(
             models=_words(self.models),
             attn_tp=_numbers("--attn-tp", self.attn_tp),
             dtypes=_words(self.dtype),
@@ -37,6 +45,11 @@ class Filters:
             batch=_numbers("--batch", self.batch),
             kv=_numbers("--kv", self.kv),
         )
+        if self.cells is None:
+            return part
+        from autotune.space.cells_file import read_cells
+
+        return part.pick(read_cells(self.cells, (item.cell for item in part.cells)))
 
 
 def _words(text: str | None) -> list[str] | None:

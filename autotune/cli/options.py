@@ -69,6 +69,15 @@ Batch = Annotated[str | None, typer.Option("--batch", metavar="N,...", help="Onl
 Kv = Annotated[
     str | None, typer.Option("--kv", metavar="N,...", help="Only the KV rows that end at these lengths.")
 ]
+Cells = Annotated[
+    Path | None,
+    typer.Option(
+        "--cells",
+        metavar="FILE",
+        help="Only the cells that FILE names, one a line, by id or as messages write them; decided by the "
+        "rule that they have in the whole space.",
+    ),
+]
 Budget = Annotated[
     str | None,
     typer.Option(

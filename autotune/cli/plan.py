@@ -9,6 +9,7 @@ from autotune.cli.options import (
     AttnTp,
     Batch,
     Budget,
+    Cells,
     Dtype,
     EngineName,
     Gpu,
@@ -37,6 +38,7 @@ def command(
     q_len: QLen = None,
     batch: Batch = None,
     kv: Kv = None,
+    picked: Cells = None,
     only: Routes = None,
     budget: Budget = None,
     strategy: Search = SearchName.EXHAUSTIVE,
@@ -53,7 +55,7 @@ def command(
 
     require_search(strategy, budget, traffic)
     limit = None if budget is None else duration(budget)
-    grid = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv)).grid
+    grid = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked)).grid
     device = grid.space.device
     place = grid.engine.on(grid.architecture)
     memory = device.memory_gib or None
@@ -90,6 +92,7 @@ def command(
         "objectives": list(grid.space.objectives),
         "columns": len(grid.columns),
         "cells": len(grid.cells),
+        "picked_of": None if grid.whole is None else len(grid.whole.cells),
         "too_large": large,
         "kv_rows_past_max_context": list(grid.dropped_kv),
         "strategy": strategy.value,
@@ -141,7 +144,8 @@ def _text(plan: dict[str, Any]) -> str:
             if plan["timed"] != plan["deployable"]
             else []
         ),
-        f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device",
+        f"{plan['cells']} cells in {plan['columns']} columns, {plan['too_large']} too large for the device"
+        + (f"; picked of {plan['picked_of']} and decided as among them" if plan["picked_of"] else ""),
         f"estimated: {_took(plan['estimated_seconds'])} beside the self-test"
         + (", at least: one candidate a cell" if plan["strategy"] == "adaptive" else ""),
         _again(plan["second_timings"]),

@@ -17,6 +17,7 @@ from autotune.cli.options import (
     AttnTp,
     Batch,
     Budget,
+    Cells,
     Db,
     Dtype,
     EngineName,
@@ -67,6 +68,7 @@ def command(
     q_len: QLen = None,
     batch: Batch = None,
     kv: Kv = None,
+    picked: Cells = None,
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
     budget: Budget = None,
@@ -122,7 +124,7 @@ def command(
     from autotune.tuner.deadline import Deadline
 
     require_search(strategy, budget, traffic)
-    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv))
+    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked))
     if replay is not None:
         from autotune.cli.replay import run_replay
 

@@ -79,6 +79,7 @@ class Grid:
     Attributes:
         dropped_kv: KV rows of the space that lie past the maximum context and are left out.
         limit: at most this many cells, the first ones; None for all.
+        whole: the grid of which single cells were picked: what can be claimed is counted over that.
     """
 
     space: Space
@@ -86,6 +87,7 @@ class Grid:
     entries: tuple[Entry, ...]
     dropped_kv: tuple[int, ...] = ()
     limit: int | None = None
+    whole: Grid | None = None
 
     @cached_property
     def cells(self) -> tuple[SpaceCell, ...]:
@@ -166,6 +168,28 @@ class Grid:
             raise SpaceError(f"{self.space.file}: the filters leave no cell: no entry has all these values")
         limit = trials if self.limit is None else min(self.limit, trials or self.limit)
         return replace(self, entries=tuple(kept), limit=limit)
+
+    def pick(self, ids: Collection[str]) -> Grid:
+        """Exactly the cells with these ids, in this grid's order; each column keeps only their rows.
+
+        A cell keeps its identity, and a claim about it needs the evidence that it needs in the whole grid.
+
+        Raises:
+            SpaceError: an id is not in this grid, or none is given.
+        """
+        wanted = set(ids)
+        if not wanted:
+            raise SpaceError(f"{self.space.file}: no cell is picked")
+        if unknown := wanted - {item.cell.id for item in self.cells}:
+            raise SpaceError(f"{self.space.file}: there is no cell {min(unknown)}")
+        kept = []
+        for entry in self.entries:
+            for column in entry.columns:
+                rows = tuple(row for row in entry.rows if Cell(column, *row).id in wanted)
+                if rows:
+                    inside = (column.interval,) if column.interval else ()
+                    kept.append(replace(entry, columns=(column,), rows=rows, intervals=inside))
+        return replace(self, entries=tuple(kept), limit=None, whole=self.whole or self)
 
 
 def _known(flag: str, wanted: Collection[object] | None, has: Collection[object]) -> None:

@@ -139,6 +139,8 @@ def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
     names = {route.name for lineup in _lineups(target, routes) for route in lineup.runners}
     racing = sorted((name, routes[name].version) for name in names)
     asked: list[object] = [target.grid.digest, racing]
+    if target.grid.whole is not None:  # the same cells by other flags are a study with another N
+        asked.append(["picked of", target.grid.whole.digest])
     objectives = Objectives.of_grid(target.grid)
     if STEP in objectives.names:
         asked.append([objectives.layers(column) for column in target.grid.columns])
@@ -146,9 +148,14 @@ def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
 
 
 def multiplicity(target: Target, routes: Mapping[str, Route]) -> int:
-    """N: every claim that the study could make. Cells x candidates x engines x objectives."""
-    grid = target.grid
-    candidates = max(len(lineup.candidates) for lineup in _lineups(target, routes))
+    """N: every claim that the study could make. Cells x candidates x engines x objectives.
+
+    Where single cells were picked of a grid, every claim of the whole grid: a cell is then decided by the
+    same rule as there, and two studies of it can be held against each other.
+    """
+    grid = target.grid.whole or target.grid
+    whole = replace(target, grid=grid)
+    candidates = max(len(lineup.candidates) for lineup in _lineups(whole, routes))
     return len(grid.cells) * max(candidates, 1) * len(grid.space.engines) * len(grid.space.objectives)
 
 

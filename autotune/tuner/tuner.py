@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
     from autotune.domain.decision import Decision
     from autotune.routes.base import Route
+    from autotune.space.grid import Grid
     from autotune.store.records import StudyCell
     from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
@@ -102,7 +103,7 @@ class Tuner:
         self._timer = timer
         self._again = again
         self._lanes = tuple(lanes)
-        self._kv_lens = _kv_lens(run.cells)
+        self._kv_lens = _kv_lens(run.cells, run.target.grid.whole)
         self._pace = pace or Pace()
         self._strategy = strategy or Exhaustive(
             run.queue, run.settled, len(crew.workers), max(1, len(self._lanes))
@@ -350,9 +351,16 @@ def _waits(evidence: Evidence) -> bool:
     return evidence.fallback_verdict.status is Status.UNPROVEN and not evidence.too_large
 
 
-def _kv_lens(cells: tuple[StudyCell, ...]) -> dict[Column, tuple[int, ...]]:
-    """Lengths over which a column's checks spread theirs: its rows' ends, up to max_context."""
+def _kv_lens(cells: tuple[StudyCell, ...], whole: Grid | None) -> dict[Column, tuple[int, ...]]:
+    """Lengths over which a column's checks spread theirs: its rows' ends, up to max_context.
+
+    Args:
+        whole: where the cells are picked ones, the grid of all rows: a proof is the same there and here.
+    """
     ends: dict[Column, set[int]] = {}
     for item in cells:
         ends.setdefault(item.cell.column, {item.cell.column.max_context}).add(item.cell.kv_high)
+    for each in whole.cells if whole is not None else ():
+        if each.cell.column in ends:
+            ends[each.cell.column].add(each.cell.kv_high)
     return {column: tuple(sorted(found)) for column, found in ends.items()}

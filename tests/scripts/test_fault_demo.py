@@ -66,6 +66,32 @@ def test_one_that_nobody_waits_for_does_not_live_on() -> None:
     child.wait()
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_that_is_left_leaves_nothing(ended: bool, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    code = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(0.0 if sys.argv[1:] else 300.0)"
+    family = f"{sys.executable} -c '{code}' {'end' if ended else ''} & wait"
+    children: list[int] = []
+    with demo.started(["/bin/sh", "-c", family], dict(os.environ), log) as run:
+        deadline = time.monotonic() + 60.0
+        while not log.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        children = [int(log.read_text())]
+        if ended:
+            assert run.wait(60.0) == 0
+    assert run.poll() is not None
+    while any(demo.parent_of(pid) is not None for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert demo.last_line(log) == str(children[0])
+
+
+def test_a_budget_ends_before_the_demo_does() -> None:
+    assert 600 - demo.MARGIN_S - 3 <= int(demo.budget(time.monotonic() + 600).removesuffix("s")) <= 590
+    assert demo.budget(time.monotonic()) == "5s"
+
+
 def test_no_database_has_no_rows(tmp_path: Path) -> None:
     assert demo.rows(tmp_path / "none.db") == {}
     (tmp_path / "empty.db").touch()

@@ -23,6 +23,7 @@ from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.publish import file_name
 from autotune.tuner.queue import TrialQueue, value_of
 from autotune.tuner.run import OpenedRun, multiplicity, open_run, study_digest
+from autotune.tuner.tuner import _kv_lens
 from tests.tuner.scripted import FACTS, NamedRoute, ScriptedWorker, opened, routes, sweep, target
 
 FASTER = Decision("fast", Reason.PROVEN_FASTER, speedup_low=1.1, speedup=1.5)
@@ -40,6 +41,28 @@ def test_a_route_that_races_makes_another_study() -> None:
     assert multiplicity(place, routes("fast")) == 4
     assert multiplicity(place, routes("fast", "other")) == 8
     assert multiplicity(place, routes()) == 4
+
+
+def test_picked_cells_are_decided_as_in_the_whole(tmp_path: Path) -> None:
+    whole, fast = target(), routes("fast", "other")
+    item = whole.grid.cells[1]
+    part = replace(whole, grid=whole.grid.pick([item.cell.id]))
+    assert [each.cell for each in part.grid.cells] == [item.cell]
+    assert multiplicity(part, fast) == multiplicity(whole, fast) == 8
+    # a filter that leaves the same cells asks for less evidence, so it is another study; as are all of them
+    filtered = replace(part, grid=replace(part.grid, whole=None))
+    assert multiplicity(filtered, fast) == 2 and filtered.grid.digest == part.grid.digest
+    every = replace(whole, grid=whole.grid.pick([each.cell.id for each in whole.grid.cells]))
+    assert len({study_digest(each, fast) for each in (whole, part, filtered, every)}) == 4
+    with opened(tmp_path, fast, part) as run:
+        worker = ScriptedWorker()
+        assert (run.study.multiplicity, len(run.cells)) == (8, 1)
+        sweep(run, worker)
+        # the proof of its column is that of the whole, row ends of cells that were not picked included
+        ends = {each.cell.kv_high for each in whole.grid.cells if each.cell.column == item.cell.column}
+        assert set(_kv_lens(run.cells, whole.grid)[item.cell.column]) >= ends > {item.cell.kv_high}
+        assert _kv_lens(run.cells, None)[item.cell.column] == (item.cell.kv_high,)
+        assert len(run.repository.decisions(run.study)) == 1
 
 
 def test_another_study_uses_the_same_proofs(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from autotune.arena.base import Arena
 from autotune.arena.factory import default_kind, open_arena
 from autotune.arena.operands import Operands, Recipe, build, capacity_of
 from autotune.checks import registry
-from autotune.checks.launch import is_device_error
+from autotune.checks.blame import is_device_error
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import PROFILES
 from autotune.domain.fingerprint import Facts

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.arena.operands import PageOrder, QueryStride, Recipe, Values
-from autotune.checks.launch import FindingError, Stage, conduct
+from autotune.checks.blame import FindingError
+from autotune.checks.launch import Stage, conduct
 from autotune.domain.verdict import FailureKind
 
 if TYPE_CHECKING:

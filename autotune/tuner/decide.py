@@ -223,7 +223,7 @@ def _live(evidence: Evidence, test: SignTest, question: Question) -> set[str]:
         if standing.state is State.CONTINUE
         and not (standing.candidate.deployable and _beaten(standing, winners, rounds, test, objective))
     ]
-    left = {each.name: rounds_left(rounds, each.name, test.max_rounds) for each in unbeaten}
+    left = {e.name: rounds_left(rounds, (evidence.fallback, e.name), test.max_rounds) for e in unbeaten}
     contested = any(
         _contestable(a, b, rounds, test, objective, min(left[a.name], left[b.name]))
         for i, a in enumerate(unbeaten)
@@ -284,16 +284,13 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
         if candidate.verdict.status is not Status.SAFE:
             standings.append(Standing(candidate, None))
             continue
-        ratios = paired_ratios(evidence.rounds, evidence.fallback, candidate.name, objective, test.unit)
+        pair = (evidence.fallback, candidate.name)
+        ratios = paired_ratios(evidence.rounds, *pair, objective, test.unit)
         prepares = [r.prepare_us[candidate.name] for r in evidence.rounds if candidate.name in r.prepare_us]
-        progress = progress_of(candidate.name, ratios, evidence.rounds, test)
+        progress = progress_of(pair, ratios, evidence.rounds, test)
         bound = test.lower_bound(ratios)
         near = progress.state is State.CLAIM and bound is not None and bound <= until
-        again = (
-            paired_ratios(evidence.again, evidence.fallback, candidate.name, objective, test.unit)
-            if near
-            else []
-        )
+        again = paired_ratios(evidence.again, *pair, objective, test.unit) if near else []
         standing = Standing(
             candidate,
             progress,
@@ -301,33 +298,40 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
             speedup_low=bound,
             prepare_us=median(prepares) if prepares else None,
             near=near,
-            second=progress_of(candidate.name, again, evidence.again, second)
-            if near and evidence.again
-            else None,
+            second=progress_of(pair, again, evidence.again, second) if near and evidence.again else None,
         )
         if standing.pending:
-            going = progress_of(candidate.name, ratios, evidence.rounds, clear).state is State.CONTINUE
+            going = progress_of(pair, ratios, evidence.rounds, clear).state is State.CONTINUE
             standing = replace(standing, clearing=going)
         standings.append(standing)
     return tuple(standings)
 
 
-def rounds_left(rounds: Sequence[Round], name: str, most: int) -> int:
-    """Rounds of a cell that are left to a route: ``most`` from the first one that it was in.
+def rounds_left(rounds: Sequence[Round], pair: tuple[str, str], most: int) -> int:
+    """Rounds of a cell that are left to two routes: ``most`` from the first one that both were in.
 
-    One that is proven late, when the others have had theirs, has its own ahead of it.
+    A route that is proven late, when the others have had theirs, has its own ahead of it; so have all others
+    beside a fallback that is.
     """
-    first = min((r.index for r in rounds if name in r.run_us), default=None)
+    first = min((r.index for r in rounds if all(name in r.run_us for name in pair)), default=None)
     return most if first is None else max(0, most - (_count(rounds) - first))
 
 
-def progress_of(name: str, ratios: Sequence[float], rounds: Sequence[Round], test: SignTest) -> Progress:
-    """Where the test of candidate ``name`` stands after its ``ratios``; ``rounds`` are all of the cell's.
+def most_left(evidences: Iterable[Evidence], live: Sequence[str], rounds: Sequence[Round], most: int) -> int:
+    """Rounds that any of the ``live`` routes has left beside any engine's fallback among them."""
+    fallbacks = {each.fallback for each in evidences} & set(live)
+    return max(rounds_left(rounds, (one, other), most) for one in fallbacks for other in live if other != one)
+
+
+def progress_of(
+    pair: tuple[str, str], ratios: Sequence[float], rounds: Sequence[Round], test: SignTest
+) -> Progress:
+    """Where the test of fallback and candidate stands after their ``ratios``, of the cell's ``rounds``.
 
     Its chance may be gone, and its answer is open while too many rounds were dropped.
     """
     progress = test.follow(ratios)
-    left = rounds_left(rounds, name, test.max_rounds)
+    left = rounds_left(rounds, pair, test.max_rounds)
     if _disturbed(rounds):  # more rounds may outweigh the dropped ones; to look on is allowed at any stop
         progress = replace(progress, state=State.CONTINUE)
     # a block may be begun already

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.bench.record import CHUNK, MIN_GROUP_MS, Round, RoundSettings
 from autotune.domain.verdict import CheckResult, CheckStatus, UnprovenReason
 from autotune.tuner.book import TIMING, TIMING_VERSION
-from autotune.tuner.decide import rounds_left
+from autotune.tuner.decide import most_left
 from autotune.tuner.prover import seed_of
 from autotune.tuner.trouble import explain
 from autotune.worker.base import Broken, Failed, JobError, ProtocolError
@@ -96,7 +96,7 @@ class Racer:
                 routes,
                 seed=seed,
                 first=len(rounds),
-                most=len(rounds) + max(rounds_left(rounds, name, most) for name in live[1:]),
+                most=len(rounds) + most_left(evidences, live, rounds, most),
                 keep=self._keep(cell, evidences, rounds),
             )
             evidence = replace(evidence, rounds=tuple(rounds))

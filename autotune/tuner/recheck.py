@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import Status
-from autotune.tuner.decide import AGREE_ROUNDS, rounds_left
+from autotune.tuner.decide import AGREE_ROUNDS, most_left
 from autotune.tuner.prover import seed_of
 from autotune.tuner.sample import CELLS_A_CHILD, ROUNDS_OF, draw, due
 from autotune.worker.base import Runs
@@ -183,7 +183,7 @@ class Rechecker:
                 first=0,
                 most=self._rounds
                 if sampled
-                else max(rounds_left(before, name, AGREE_ROUNDS) for name in live[1:]),
+                else most_left(self._evidences(cell), live, before, AGREE_ROUNDS),
                 keep=self._keep(cell, process, sampled=sampled),
             )
             if not ended.again:

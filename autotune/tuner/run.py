@@ -104,7 +104,9 @@ class OpenedRun:
                 for each, objective in objectives.of(cell.column).items()
             }
             progress = {
-                each: progress_of(name, ratios, evidence.rounds, self.judge.test_of(each))
+                each: progress_of(
+                    (evidence.fallback, name), ratios, evidence.rounds, self.judge.test_of(each)
+                )
                 for each, ratios in seen.items()
             }
             first = progress[objectives.first]

@@ -18,6 +18,7 @@ from autotune.tuner.decide import (
     Evidence,
     Question,
     decide,
+    most_left,
     plan_next,
     plan_second,
     rounds_left,
@@ -318,6 +319,17 @@ def test_a_near_claim_waits_for_a_second_process_and_follows_it() -> None:
     assert decide(far, TEST, tau=0.02).decision.route == "fast"
 
 
+def test_beside_a_fallback_that_joined_late_every_route_has_its_rounds_ahead() -> None:
+    rounds = rounds_of(120, fast=10.0) + rounds_of(8, first=120, ctx=20.0, fast=10.0)
+    known = evidence(FAST, rounds=rounds)
+    assert rounds_left(rounds, ("ctx", "fast"), 128) == 120
+    assert most_left([known, replace(known, fallback="other")], ("ctx", "fast"), rounds, 128) == 120
+    assert decide(known, TEST).standings[0].state is State.CONTINUE
+    assert plan_next(known, TEST) == ("ctx", "fast")
+    won = evidence(FAST, rounds=rounds + rounds_of(8, first=128, ctx=20.0, fast=10.0))
+    assert decide(won, TEST).decision.route == "fast"
+
+
 def test_more_rounds_may_spare_a_near_claim_its_second_process() -> None:
     question = [Question(tau=0.02)]
     low = [rounds_of(1, i, ctx=11.0 if i % 2 else 13.0, fast=10.0)[0] for i in range(16)]
@@ -375,7 +387,7 @@ def test_a_second_process_on_a_slowed_device_is_timed_on() -> None:
 def test_a_route_that_joined_late_has_its_own_rounds_ahead() -> None:
     late = Candidate("late", SAFE)
     rounds = rounds_of(120, ctx=20.0, fast=20.0) + rounds_of(8, first=120, ctx=20.0, fast=20.0, late=10.0)
-    assert [rounds_left(rounds, name, 128) for name in ("fast", "late", "new")] == [0, 120, 128]
+    assert [rounds_left(rounds, ("ctx", name), 128) for name in ("fast", "late", "new")] == [0, 120, 128]
     known = evidence(FAST, late, rounds=rounds)
     assert plan_next(known, TEST) == ("ctx", "late")
     assert decide(known, TEST).decision.reason is Reason.UNPROVEN

@@ -108,8 +108,9 @@ class Round:
         """Inverse of :meth:`to_dict`; raises ``ValueError`` if a route is missing somewhere."""
         order = tuple(data["order"])
         parts = [dict(data[name]) for name in ("run_us", "host_us", "prepare_us", "calls")]
+        routes = set(order)
         for part in parts:
-            if set(part) != set(order):
+            if part.keys() != routes:
                 raise ValueError(f"round {data['index']}: routes {sorted(part)} contradict order {order}")
         run_us, host_us, prepare_us, calls = parts
         return cls(

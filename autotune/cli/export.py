@@ -89,6 +89,7 @@ def command(
     from autotune.store.database import open_database
     from autotune.tuner.objectives import STEP
     from autotune.tuner.run import open_run
+    from autotune.tuner.tally import Tally
     from autotune.tuner.tuner import Progress
 
     asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked))
@@ -106,9 +107,10 @@ def command(
         there, routes = _stored(database, asked, hardware, only)
         writable(out)
         with open_run(database, there, routes, tuning=False) as run:
-            settled = sum(run.settled(item.cell) for item in run.cells)
+            tally = Tally.of(run, run.repository.decisions(run.study))
             run.weigh(layers, hidden_prepare or 0.0)
-            return report(run, Progress(len(run.cells), settled, 0, False), out, json, objective)
+            progress = Progress(len(run.cells), len(tally.settled), 0, False, waiting=tally.by_objective)
+            return report(run, progress, out, json, objective)
 
 
 def _stored(

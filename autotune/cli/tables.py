@@ -18,6 +18,7 @@ def write(run: OpenedRun, out: Path, objective: str | None = None) -> list[tuple
     """One table an engine into ``out``; what each run is under its engine, and what was written."""
     from autotune.tuner.publish import publish
 
+    run.learn()
     views = [run.under(judge) for judge in run.judges]
     return [(view, publish(view, out, objective)) for view in views]
 

@@ -13,6 +13,8 @@ from autotune.domain.decision import Reason
 from autotune.report.grid import objective_text, table_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from autotune.tuner.publish import Published
     from autotune.tuner.run import OpenedRun
     from autotune.tuner.tuner import Progress
@@ -29,6 +31,24 @@ def _cells(count: int) -> str:
 
 def _phase(name: str, seconds: dict[str, float]) -> str:
     return f"{name} {seconds['actual_s']:.1f} s (predicted {seconds['predicted_s']:.1f} s)"
+
+
+def _waiting(cells: Mapping[str, int], first: str) -> str:
+    """How many of the cells that are not settled only wait for a second process; "" where none does.
+
+    Args:
+        cells: their number by the first objective under which they wait.
+        first: the study's first objective.
+    """
+    if not cells:
+        return ""
+    total = sum(cells.values())
+    others = [name for name in cells if name != first]
+    under = ""
+    if others:
+        left = sum(cells[name] for name in others)
+        under = f", {'' if left == total else f'{left} of them '}only under {' or '.join(others)}"
+    return f"; {total} of the rest only {'waits' if total == 1 else 'wait'} for a second process{under}"
 
 
 def no_safe_route(published: Published) -> int:
@@ -62,6 +82,7 @@ def summary_json(
         "cells": progress.cells,
         "settled": progress.settled,
         "settled_by_this_call": progress.now,
+        "waiting_for_second_process": dict(progress.waiting),
         "out_of_budget": progress.out_of_budget,
         "devices_at_work": list(progress.devices),
         "seconds": {name: phase.to_dict() for name, phase in progress.phases.items()},
@@ -106,6 +127,7 @@ def summary_text(
         "",
         f"{data['settled']} of {data['cells']} cells settled, {data['settled_by_this_call']} by this call",
     ]
+    lines[-1] += _waiting(progress.waiting, run.study.objectives[0])
     if open_cells and data["out_of_budget"]:
         lines[-1] += "; budget spent, the same command goes on"
     elif open_cells:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, select
+from sqlalchemy import and_, bindparam, func, select
 
 from autotune.domain.cell import Cell
 from autotune.domain.decision import Decision, Reason
@@ -14,6 +14,13 @@ from autotune.store.models import DecisionRow, RoundChunkRow, TimingRow
 from autotune.store.records import Study, Timing
 from autotune.store.statements import Statements, table_of
 from autotune.store.types import dumps, utc_now
+
+# Built once: a study's every cell is asked for, and building it costs as much as running it.
+_ROUNDS = (
+    select(RoundChunkRow.first_round, RoundChunkRow.size, RoundChunkRow.rounds)
+    .where(RoundChunkRow.study_id == bindparam("study"), RoundChunkRow.cell_id == bindparam("cell"))
+    .order_by(RoundChunkRow.first_round)
+)
 
 
 class Measurements(Statements):
@@ -37,6 +44,8 @@ class Measurements(Statements):
         text = dumps(chunk)
         table = table_of(RoundChunkRow)
         mine = and_(table.c.study_id == study.id, table.c.cell_id == cell.id)
+        # should the commit fail, what is stored is anybody's guess: it is asked for again
+        counts = self._round_counts.pop(study.id, None)
         with self.database.write() as connection:
             last = connection.execute(
                 select(table.c.first_round, table.c.size)
@@ -45,27 +54,48 @@ class Measurements(Statements):
                 .limit(1)
             ).first()
             stored = last[0] + last[1] if last else 0
-            if not chunk:
-                return stored
-            if first != stored:
+            if chunk and first != stored:
                 same = connection.scalar(select(table.c.rounds).where(mine, table.c.first_round == first))
-                if same is not None and dumps(same) == text:
-                    return stored
-                raise RoundsConflictError(
-                    f"{self.database.where}: cell {cell.id} has {stored} rounds, so rounds from {first} on "
-                    "do not continue it"
+                if same is None or dumps(same) != text:
+                    raise RoundsConflictError(
+                        f"{self.database.where}: cell {cell.id} has {stored} rounds, so rounds from {first} "
+                        "on do not continue it"
+                    )
+            elif chunk:
+                connection.execute(
+                    table.insert(),
+                    {
+                        "study_id": study.id,
+                        "cell_id": cell.id,
+                        "first_round": first,
+                        "size": len(chunk),
+                        "rounds": chunk,
+                    },
                 )
-            connection.execute(
-                table.insert(),
-                {
-                    "study_id": study.id,
-                    "cell_id": cell.id,
-                    "first_round": first,
-                    "size": len(chunk),
-                    "rounds": chunk,
-                },
+                stored += len(chunk)
+        if counts is not None:
+            counts[cell.id] = stored
+            self._round_counts[study.id] = counts
+        return stored
+
+    def round_count(self, study: Study, cell: Cell) -> int:
+        """How many rounds of a cell are stored. They are only ever appended: equal numbers, equal rounds.
+
+        The database is asked once for a whole study; from then on this repository counts what it appends and
+        what it reads. Rounds that another process appends (the study's lock keeps two runs apart, but an
+        export takes none) are counted once they are read.
+        """
+        counts = self._round_counts.get(study.id)
+        if counts is None:
+            query = (
+                select(RoundChunkRow.cell_id, func.sum(RoundChunkRow.size))
+                .where(RoundChunkRow.study_id == study.id)
+                .group_by(RoundChunkRow.cell_id)
             )
-        return stored + len(chunk)
+            with self.database.read_connection() as connection:
+                counts = {cell_id: int(count) for cell_id, count in connection.execute(query)}
+            self._round_counts[study.id] = counts
+        return counts.get(cell.id, 0)
 
     def rounds(self, study: Study, cell: Cell) -> list[dict[str, Any]]:
         """Every stored round of a cell, in order.
@@ -74,14 +104,10 @@ class Measurements(Statements):
             RoundsConflictError: some are missing, or bear other numbers: a test of those that happen to be
                 left would not be the test whose error rate is promised.
         """
-        query = (
-            select(RoundChunkRow.first_round, RoundChunkRow.size, RoundChunkRow.rounds)
-            .where(RoundChunkRow.study_id == study.id, RoundChunkRow.cell_id == cell.id)
-            .order_by(RoundChunkRow.first_round)
-        )
         found: list[dict[str, Any]] = []
-        with self.database.read() as session:
-            for first, size, chunk in session.execute(query):
+        # a session would do no more than this connection does, at twice its cost
+        with self.database.read_connection() as connection:
+            for first, size, chunk in connection.execute(_ROUNDS, {"study": study.id, "cell": cell.id}):
                 numbers = [each.get("index", first + i) for i, each in enumerate(chunk)]
                 if first > len(found):
                     what = f"lacks rounds {len(found)} to {first - 1}"
@@ -94,6 +120,8 @@ class Measurements(Statements):
                     f"{self.database.where}: cell {cell.id} {what}: its speed cannot be judged; restore the "
                     "database from a copy, or name another one"
                 )
+        if (counts := self._round_counts.get(study.id)) is not None:
+            counts[cell.id] = len(found)
         return found
 
     def save_timing(self, study: Study, cell: Cell, timing: Timing) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from json import loads
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, and_, or_, select, update
+from sqlalchemy import ColumnElement, Table, Text, and_, cast, or_, select, update
 
 from autotune.domain.cell import Cell, Column
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, UnprovenReason
 from autotune.store.models import ColumnRow, ProofRow
 from autotune.store.records import Fingerprint, Proof
-from autotune.store.statements import WHOLE_COLUMN, Statements, on, split
+from autotune.store.statements import WHOLE_COLUMN, Statements, on, split, table_of
 from autotune.store.types import utc_now
 
 PROOF_KEY = (
@@ -24,6 +25,7 @@ PROOF_KEY = (
     "check_name",
     "check_version",
 )
+_LISTS = ("requires", "limits", "placements")
 
 
 class Proofs(Statements):
@@ -153,34 +155,50 @@ class Proofs(Statements):
             for row in session.scalars(query):
                 if versions is None or versions.get(row.check_name) == row.check_version:
                     newest[row.check_name] = row
-            return [_result(row) for row in sorted(newest.values(), key=lambda row: row.id)]
+            return [
+                _result(row, row.requires, row.limits, row.placements)
+                for row in sorted(newest.values(), key=lambda row: row.id)
+            ]
 
-    def all_proofs(self, fingerprint: Fingerprint) -> list[Proof]:
-        """Every stored proof row of a fingerprint, every version, oldest first."""
+    def all_proofs(self, fingerprint: Fingerprint, status: CheckStatus | None = None) -> list[Proof]:
+        """Every stored proof row of a fingerprint, every version, oldest first.
+
+        Args:
+            status: only the rows with this one; None: all.
+        """
+        rows = table_of(ProofRow).c
+        # A study has tens of thousands of rows: columns instead of entities, and the lists as text, since
+        # nearly all of them are the same few.
+        texts = [cast(rows[name], Text).label(name) for name in _LISTS]
         query = (
-            select(ProofRow, ColumnRow)
-            .join(ColumnRow, ColumnRow.id == ProofRow.column_id)
+            select(*(each for each in rows if each.name not in _LISTS), *texts)
             .where(on(ProofRow, fingerprint))
-            .order_by(ProofRow.id)
+            .order_by(rows.id)
         )
+        if status is not None:
+            query = query.where(rows.status == status.value)
         columns: dict[str, Column] = {}
-        with self.database.read() as session:
-            found = []
-            for row, column in session.execute(query):
-                if column.id not in columns:
-                    columns[column.id] = Column.from_dict(column.spec)
-                found.append(
-                    Proof(
-                        columns[column.id],
-                        row.cell_id or None,
-                        row.route,
-                        row.route_version,
-                        _result(row),
-                        row.repro,
-                        row.created_at,
-                    )
-                )
-            return found
+        listed: dict[str, tuple[str, ...]] = {}
+        with self.database.read_connection() as connection:
+            found = connection.execute(query).all()
+            ids = {row.column_id for row in found}
+            for id_, spec in connection.execute(select(ColumnRow.id, ColumnRow.spec)):
+                if id_ in ids:
+                    columns[id_] = Column.from_dict(spec)
+        for text in {getattr(row, name) for row in found for name in _LISTS}:
+            listed[text] = tuple(loads(text))
+        return [
+            Proof(
+                columns[row.column_id],
+                row.cell_id or None,
+                row.route,
+                row.route_version,
+                _result(row, *(listed[getattr(row, name)] for name in _LISTS)),
+                row.repro,
+                row.created_at,
+            )
+            for row in found
+        ]
 
 
 def _stricter(table: Table, new: Any) -> ColumnElement[bool]:
@@ -191,7 +209,9 @@ def _stricter(table: Table, new: Any) -> ColumnElement[bool]:
     )
 
 
-def _result(row: ProofRow) -> CheckResult:
+def _result(
+    row: Any, requires: Sequence[str], limits: Sequence[str], placements: Sequence[str]
+) -> CheckResult:
     return CheckResult(
         check=row.check_name,
         version=row.check_version,
@@ -202,8 +222,8 @@ def _result(row: ProofRow) -> CheckResult:
         detail=row.detail,
         launches=row.launches,
         worst_error=row.worst_error,
-        requires=tuple(row.requires),
-        limits=tuple(row.limits),
-        placements=tuple(row.placements),
+        requires=tuple(requires),
+        limits=tuple(limits),
+        placements=tuple(placements),
         slack=row.slack,
     )

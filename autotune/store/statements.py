@@ -24,6 +24,7 @@ class Statements:
         self.database = database
         self._insert = sqlite.insert if database.is_sqlite else postgresql.insert
         self._known_columns: set[str] = set()
+        self._round_counts: dict[str, dict[str, int]] = {}  # of a study's cells, by their ids
         self._upserts: dict[type[Base], Executable] = {}
 
     def _add(self, connection: Connection, model: type[Base], **row: Any) -> bool:

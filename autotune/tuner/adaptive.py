@@ -112,14 +112,11 @@ class Adaptive:
         A deployable candidate may be unproven in a cell that another one has won.
         """
         for judge in self._run.judges:
-            evidence = judge.evidence(cell)
-            fallback = evidence.fallback_verdict.status
-            if evidence.too_large or (fallback is not Status.SAFE and fallback is not Status.UNPROVEN):
-                continue
-            if fallback is Status.UNPROVEN or judge.wanted(cell, evidence):
+            answers = judge.answers(cell)
+            first = answers[judge.objectives.first]
+            if not first.fallback_known or any(known.live for known in answers.values()):
                 return False
-            could = any(c.deployable and c.verdict.status is Status.UNPROVEN for c in evidence.candidates)
-            if could and judge.outcome(cell, evidence).decision.route is None:
+            if first.contender and first.decision.route is None:
                 return False
         return True
 

@@ -34,8 +34,13 @@ class ProofBook:
         self._versions = {check.name: check.version for check in registry.CHECKS} | {TIMING: TIMING_VERSION}
         # (cell id or "", check) -> result
         self._rows: dict[_Key, dict[tuple[str, str], CheckResult]] = {}
+        self._changes: dict[str, int] = {}
         for proof in repository.all_proofs(fingerprint):
             self._note(proof.column, proof.cell_id, proof.route, proof.route_version, proof.result)
+
+    def version(self, column: Column) -> int:
+        """Rises with every row of the column that counts: what follows from equal versions is equal."""
+        return self._changes.get(column.id, 0)
 
     def counts(self, result: CheckResult) -> bool:
         """Whether the row is of the check that this code runs, not of an older or newer one."""
@@ -46,6 +51,7 @@ class ProofBook:
     ) -> None:
         if not self.counts(result):
             return
+        self._changes[column.id] = self._changes.get(column.id, 0) + 1
         rows = self._rows.setdefault((column.id, route, version), {})
         known = rows.get((cell_id or "", result.check))
         # as in the store: a row that says nothing gives way, and nothing lifts a failure

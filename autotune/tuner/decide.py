@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import median
 
 from autotune.bench.eprocess import Progress, SignTest, State
@@ -134,6 +135,34 @@ class Question:
 _GRAPH = Question()
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that one question says of a cell, from one reading of its rounds.
+
+    Attributes:
+        outcome: as :func:`decide` gives it.
+        live: candidates that need more rounds, as in :func:`plan_next`.
+        second: the route that would be the answer but for a second process, as in :func:`plan_second`.
+    """
+
+    outcome: Outcome
+    live: frozenset[str] = frozenset()
+    second: str | None = None
+
+
+def answer(evidence: Evidence, test: SignTest, question: Question = _GRAPH) -> Answer:
+    """:func:`decide`, :func:`plan_next` and :func:`plan_second` of one question at the price of one."""
+    if blocked := _blocked(evidence):
+        return Answer(Outcome(blocked, tuple(Standing(candidate, None) for candidate in evidence.candidates)))
+    standings = _standings(evidence, test, question)
+    best = _best(standings, evidence.rounds, test, question.objective)
+    return Answer(
+        _outcome(evidence, test, question, standings, best),
+        frozenset(_live(evidence, test, question.objective, standings)),
+        best.name if best is not None and best.pending else None,
+    )
+
+
 def decide(
     evidence: Evidence, test: SignTest, *, objective: Objective = graph, tau: float | None = None
 ) -> Outcome:
@@ -153,6 +182,17 @@ def decide(
     question = Question(objective, tau)
     standings = _standings(evidence, test, question)
     best = _best(standings, evidence.rounds, test, objective)
+    return _outcome(evidence, test, question, standings, best)
+
+
+def _outcome(
+    evidence: Evidence,
+    test: SignTest,
+    question: Question,
+    standings: tuple[Standing, ...],
+    best: Standing | None,
+) -> Outcome:
+    objective, tau = question.objective, question.tau
     if best is None:
         return Outcome(_no_winner(evidence, standings, objective), standings)
     if best.pending:
@@ -188,7 +228,11 @@ def plan_next(
     """
     if _blocked(evidence):
         return ()
-    live = {name for question in questions for name in _live(evidence, test, question)}
+    live = {
+        name
+        for question in questions
+        for name in _live(evidence, test, question.objective, _standings(evidence, test, question))
+    }
     return (evidence.fallback, *(c.name for c in evidence.candidates if c.name in live)) if live else ()
 
 
@@ -211,10 +255,11 @@ def plan_second(
     return (evidence.fallback, *(c.name for c in evidence.candidates if c.name in wanted)) if wanted else ()
 
 
-def _live(evidence: Evidence, test: SignTest, question: Question) -> set[str]:
+def _live(
+    evidence: Evidence, test: SignTest, objective: Objective, standings: Sequence[Standing]
+) -> set[str]:
     """The candidates that one question still needs rounds of."""
-    rounds, objective = evidence.rounds, question.objective
-    standings = _standings(evidence, test, question)
+    rounds = evidence.rounds
     winners = [standing for standing in standings if standing.wins]
     unbeaten = _unbeaten(winners, rounds, test, objective)
     running = [
@@ -277,9 +322,7 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
     standings = []
     objective, tau = question.objective, question.tau
     until = near_until(test.margin, tau)
-    clear = replace(test, margin=until - 1.0)
-    test = replace(test, margin=margin_of(test.margin, tau))
-    second = replace(test, multiplicity=1, alpha=CONTEST_ALPHA, max_rounds=min(AGREE_ROUNDS, test.max_rounds))
+    test, second, clear = _applied(test, tau)
     for candidate in evidence.candidates:
         if candidate.verdict.status is not Status.SAFE:
             standings.append(Standing(candidate, None))
@@ -305,6 +348,16 @@ def _standings(evidence: Evidence, test: SignTest, question: Question) -> tuple[
             standing = replace(standing, clearing=going)
         standings.append(standing)
     return tuple(standings)
+
+
+@lru_cache(maxsize=64)
+def _applied(test: SignTest, tau: float | None) -> tuple[SignTest, SignTest, SignTest]:
+    """The test at the margin that tau asks for, the one that a second process must pass, and the one that
+    spares a claim the second process."""
+    first = replace(test, margin=margin_of(test.margin, tau))
+    most = min(AGREE_ROUNDS, test.max_rounds)
+    second = replace(first, multiplicity=1, alpha=CONTEST_ALPHA, max_rounds=most)
+    return first, second, replace(test, margin=near_until(test.margin, tau) - 1.0)
 
 
 def rounds_left(rounds: Sequence[Round], pair: tuple[str, str], most: int) -> int:
@@ -354,6 +407,7 @@ def _disturbed(rounds: Sequence[Round]) -> bool:
     return sum(1 for r in rounds if r.dropped) > MOST_DROPPED * len(rounds)
 
 
+@lru_cache(maxsize=64)
 def _between(test: SignTest) -> SignTest:
     return replace(test, margin=0.0, multiplicity=1, alpha=CONTEST_ALPHA)
 

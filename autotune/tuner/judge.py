@@ -6,23 +6,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.bench.objective import paired_ratios
-from autotune.bench.record import Round
 from autotune.bench.shift import shift, tau_of
 from autotune.domain.margin import margin_of
 from autotune.domain.verdict import Status, Verdict
 from autotune.hardware.memory import too_large
+from autotune.tuner.cell_rounds import CellRounds
 from autotune.tuner.decide import (
     MOST_DROPPED,
     Candidate,
     Evidence,
     Outcome,
     Question,
+    answer,
     decide,
     plan_next,
     plan_second,
 )
 from autotune.tuner.lineup import Lineup, line_up
-from autotune.tuner.objectives import Objectives
+from autotune.tuner.memo import Asked, Basis, Known, Memo, fallback_known, unproven
+from autotune.tuner.objectives import STEP, Objectives
 from autotune.tuner.recheck_book import RecheckBook
 from autotune.tuner.sample import ROUNDS
 
@@ -54,16 +56,17 @@ class Judge:
         book: ProofBook,
         test: SignTest,
         rechecks: RecheckBook | None = None,
+        rounds: CellRounds | None = None,
     ) -> None:
         self.target = target
         self.routes = routes
         self.test = test
         self.objectives = Objectives(study.objectives, target.grid.entries)
-        self._repository = repository
-        self._study = study
         self._book = book
         self._lineups: dict[str, Lineup] = {}
         self._rechecks = rechecks or RecheckBook(repository, study)
+        self._rounds = rounds or CellRounds(repository, study)
+        self._memo = Memo()
         self._taus: dict[str, float | None] = {}
         self._taus_of = -1  # the version of the book that they were computed from
 
@@ -108,7 +111,7 @@ class Judge:
                 ),
                 *absent,
             ],
-            rounds=tuple(Round.from_dict(data) for data in self._repository.rounds(self._study, cell)),
+            rounds=self._rounds.of(cell),
             stock=lineup.stock,
             too_large=self.too_large(cell),
             trouble=self._book.trouble(lineup.runners, cell),
@@ -134,10 +137,46 @@ class Judge:
             return ""
         return f"its operands do not fit into {memory} GiB"
 
+    def known(self, cell: Cell, objective: str | None = None) -> Known:
+        """The decision and what else is kept of a cell's answer, computed again only where a row or a
+        question has changed: see :mod:`autotune.tuner.memo`.
+
+        Args:
+            objective: one of the study's; its first if None.
+        """
+        name = objective or self.objectives.first
+        found = self._memo.get(cell.id, name, self._basis(cell), self._asked(name))
+        return found or self._learn(cell)[name]
+
+    def _learn(self, cell: Cell) -> dict[str, Known]:
+        """The answers under all objectives, now that the rounds are at hand; kept under what was read."""
+        evidence = self.evidence(cell)
+        basis = self._basis(cell)  # reading counts the rounds that another process has added
+        answers = {}
+        for name, objective in self.objectives.of(cell.column).items():
+            asked = self._asked(name)
+            known = self._memo.get(cell.id, name, basis, asked)
+            if known is None:
+                known = Known.of(evidence, answer(evidence, self.test, Question(objective, asked.tau)))
+                self._memo.put(cell.id, name, basis, asked, known)
+            answers[name] = known
+        return answers
+
+    def _basis(self, cell: Cell) -> Basis:
+        return Basis(
+            self._rounds.count(cell), self._rechecks.count(cell), self._book.version(cell.column), self.test
+        )
+
+    def _asked(self, objective: str) -> Asked:
+        tau = self.tau(objective)
+        if objective != STEP:
+            return Asked(None, None, tau)
+        return Asked(self.objectives.chosen_layers, self.objectives.hidden, tau)
+
     def outcome(
         self, cell: Cell, evidence: Evidence | None = None, *, objective: str | None = None
     ) -> Outcome:
-        """The decision, and how each candidate stands.
+        """The decision, and how each candidate stands; computed anew: see :meth:`known`.
 
         Args:
             objective: one of the study's; its first if None.
@@ -154,9 +193,13 @@ class Judge:
         """Routes that the next round must time; () once every declared objective is resolved."""
         return plan_next(evidence, self.test, questions=self._questions(cell.column))
 
-    def second(self, cell: Cell, evidence: Evidence | None = None) -> tuple[str, ...]:
+    def second(self, cell: Cell, evidence: Evidence) -> tuple[str, ...]:
         """Routes that a second process must time; () where no objective's answer waits for one."""
-        return plan_second(evidence or self.evidence(cell), self.test, questions=self._questions(cell.column))
+        return plan_second(evidence, self.test, questions=self._questions(cell.column))
+
+    def answers(self, cell: Cell) -> dict[str, Known]:
+        """:meth:`known` under every declared objective, in order."""
+        return {name: self.known(cell, name) for name in self.objectives.names}
 
     def _questions(self, column: Column) -> list[Question]:
         found = self.objectives.of(column).items()
@@ -206,7 +249,7 @@ class Judge:
             if lineup.fallback is None:
                 continue
             fallback, asked = lineup.fallback.name, self.objectives.of(cell.column)[objective]
-            first = [Round.from_dict(data) for data in self._repository.rounds(self._study, cell)]
+            first = self._rounds.of(cell)
             timed = {name for each in second for name in each.order} - {fallback}
             for name in sorted(timed & set(lineup.deployable)):
                 before = paired_ratios(first, fallback, name, asked)
@@ -218,11 +261,7 @@ class Judge:
     def settled(self, cell: Cell, evidence: Evidence | None = None) -> bool:
         """Whether more work in the cell's first process cannot change its answer: every proof is complete,
         every test final. A claim may still wait for a second process: see :meth:`second`."""
-        evidence = evidence or self.evidence(cell)
-        if evidence.too_large:
-            return True
-        if evidence.fallback_verdict.status is not Status.SAFE:
-            return evidence.fallback_verdict.status is not Status.UNPROVEN
-        if any(candidate.verdict.status is Status.UNPROVEN for candidate in evidence.candidates):
-            return False
-        return not self.wanted(cell, evidence)
+        if evidence is not None:
+            complete = fallback_known(evidence) and not unproven(evidence)
+            return complete and not self.wanted(cell, evidence)
+        return all(known.proven and not known.live for known in self.answers(cell).values())

@@ -140,7 +140,6 @@ class _Shared:
     """What the lanes of a sweep know of each other; the baton's holder reads and changes it."""
 
     busy: int = 0
-    settled: int = 0
     lost: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
 
@@ -169,7 +168,7 @@ class Lanes:
         """The first lane that was not lost, for what only one device does after the others ended."""
         return next(lane for lane in self._lanes if lane.name not in self._shared.gone)
 
-    def work(self, strategy: Strategy, settle: Callable[[LaneAtWork, Pick], Decision | None]) -> int:
+    def work(self, strategy: Strategy, settle: Callable[[LaneAtWork, Pick], Decision | None]) -> None:
         """Settle what the strategy hands out, until it has no more or the deadline passes.
 
         An interruption, or an error in any lane, ends all of them: the children are killed, and what they
@@ -178,9 +177,6 @@ class Lanes:
         Args:
             settle: settles a pick on a lane, with the baton held. It calls :meth:`LaneAtWork.proven` once the
                 pick's proofs are stored.
-
-        Returns:
-            How many cells were settled.
 
         Raises:
             WorkerError: no lane is left.
@@ -218,7 +214,6 @@ class Lanes:
                     thread.join(KILL_EVERY_S)
         if len(self._shared.lost) == len(self.at_work):
             raise WorkerError(f"no device is left; {'; '.join(self._shared.lost)}")
-        return self._shared.settled
 
     def _interrupt(self) -> None:
         for lane in self._lanes:
@@ -270,7 +265,6 @@ class Lanes:
             why = hand.trouble(self._device)
         except WorkerError as error:
             why = str(error)
-        self._shared.settled += decision is not None
         if why is None:
             strategy.told(pick.item, decision)
             self.baton.ring()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import autotune
 from autotune.domain.decision import Decision, Reason
 from autotune.domain.margin import margin_of
-from autotune.domain.verdict import CheckStatus, Status
+from autotune.domain.verdict import CheckStatus
 from autotune.table.build import DecidedCell, build_table
 from autotune.table.dump import write_table
 from autotune.table.model import Generated, Policy, Quarantine, RoutingTable, Unsafe
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from autotune.domain.fingerprint import Facts
-    from autotune.domain.verdict import Verdict
     from autotune.store.records import Proof
     from autotune.tuner.run import OpenedRun
 
@@ -56,8 +55,8 @@ def decide_all(run: OpenedRun, objective: str | None = None) -> tuple[DecidedCel
     """
     found = []
     for item in run.cells:
-        evidence = run.judge.evidence(item.cell)
-        decision = run.judge.outcome(item.cell, evidence, objective=objective).decision
+        known = run.judge.known(item.cell, objective)
+        decision = known.decision
         verdict = None
         if decision.route is not None:
             verdict = run.judge.verdict(run.judge.routes[decision.route], item.cell)
@@ -66,17 +65,13 @@ def decide_all(run: OpenedRun, objective: str | None = None) -> tuple[DecidedCel
                 cell=item.cell,
                 decision=decision,
                 models=item.models,
-                fallback=evidence.fallback,
+                fallback=known.fallback,
                 verdict=verdict,
-                fallback_error=evidence.fallback_verdict.worst_error,
-                fallback_requires=_assumed(evidence.fallback_verdict),
+                fallback_error=known.fallback_error,
+                fallback_requires=known.fallback_requires,
             )
         )
     return tuple(found)
-
-
-def _assumed(verdict: Verdict) -> tuple[str, ...] | None:
-    return verdict.requires if verdict.status is Status.SAFE else None
 
 
 def accused(run: OpenedRun) -> Iterator[Proof]:
@@ -86,8 +81,8 @@ def accused(run: OpenedRun) -> Iterator[Proof]:
     """
     columns = {item.cell.column.id for item in run.cells}
     versions = {name: route.version for name, route in run.judge.routes.items()}
-    for proof in run.repository.all_proofs(run.fingerprint):
-        if proof.result.status is not CheckStatus.FAILED or proof.column.id not in columns:
+    for proof in run.repository.all_proofs(run.fingerprint, CheckStatus.FAILED):
+        if proof.column.id not in columns:
             continue
         if versions.get(proof.route) == proof.route_version and run.book.counts(proof.result):
             yield proof

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from autotune.tuner.racer import Racer
     from autotune.tuner.run import OpenedRun
 
+# The sample measures how children differ, so it needs several (``CELLS_A_CHILD``). A near claim only needs a
+# later process than its first: more of them share one.
+AGREED_A_CHILD = {"cpu": 1, "cuda": 16}
 # Decisions of cells that were not timed.
 _UNTIMED = frozenset({Reason.NO_SAFE_ROUTE, Reason.TOO_LARGE, Reason.UNSUPPORTED})
 
@@ -97,8 +100,15 @@ class Rechecker:
             self._retime(cell, self._raced, sampled=True)
 
     def agree(self, cells: Sequence[Cell]) -> bool:
-        """Give the near claims among ``cells`` their second process; whether there were any, and time."""
-        wanted = [cell for cell in cells if self._second(cell, self._evidences(cell))]
+        """Give the near claims among ``cells`` their second process; whether there were any, and time.
+
+        Those that wait under the study's first objective, which decides the tables unless another is asked
+        for, come before those that wait under another one only.
+        """
+        first = self._run.judge.objectives.first
+        waits = [(cell, self._run.waits(cell)) for cell in cells]
+        wanted = [cell for cell, under in waits if under == first]
+        wanted += [cell for cell, under in waits if under not in (None, first)]
         for cell in self._begin(wanted, "whose claim is a near one"):
             if self._deadline.passed:
                 return False
@@ -169,9 +179,9 @@ class Rechecker:
         Args:
             wanted: the routes, asked before each child: one that died in another cell is out.
         """
-        rechecks, study = self._run.rechecks, self._run.study
+        rechecks, study, device = self._run.rechecks, self._run.study, self._run.target.facts.device
         while live := wanted(cell):
-            if self._in_child >= CELLS_A_CHILD[self._run.target.facts.device]:
+            if self._in_child >= (CELLS_A_CHILD if sampled else AGREED_A_CHILD)[device]:
                 self._renew()
             self._in_child += 1
             process, before = rechecks.next_process(cell), rechecks.rounds(cell)

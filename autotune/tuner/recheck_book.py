@@ -40,6 +40,10 @@ class RecheckBook:
                 found.append(replace(Round.from_dict(data), index=len(found)))
         return tuple(found)
 
+    def count(self, cell: Cell) -> int:
+        """How many rounds all later processes of the cell have; they are only ever appended."""
+        return sum(len(process.rounds) for process in self._processes.get(cell.id, ()))
+
     def next_process(self, cell: Cell) -> int:
         """The number of the child that times the cell next."""
         return len(self._processes.get(cell.id, ())) + 1

@@ -15,6 +15,7 @@ from autotune.prebuild.verify import require_selftest
 from autotune.store.records import Fingerprint, Study, StudyCell, Timing
 from autotune.store.repository import Repository
 from autotune.tuner.book import ProofBook
+from autotune.tuner.cell_rounds import CellRounds
 from autotune.tuner.code_version import code_version
 from autotune.tuner.cost import ranked
 from autotune.tuner.decide import progress_of
@@ -88,6 +89,21 @@ class OpenedRun:
     def settled(self, cell: Cell) -> bool:
         """Whether more work could change no engine's answer."""
         return all(judge.settled(cell) for judge in self.judges)
+
+    def waits(self, cell: Cell) -> str | None:
+        """The first declared objective under which any engine's claim waits for a second process; None: none
+        does, or the first process still owes the cell rounds."""
+        answers = [judge.answers(cell) for judge in self.judges]
+        if any(known.live for each in answers for known in each.values()):
+            return None
+        names = self.judge.objectives.names
+        return next((name for name in names if any(each[name].second for each in answers)), None)
+
+    def learn(self) -> None:
+        """Have every cell's answers at hand: its rounds are decoded once for all engines."""
+        for item in self.cells:
+            for judge in self.judges:
+                judge.known(item.cell)
 
     def save_timings(self, cell: Cell, evidence: Evidence) -> None:
         """Store what the rounds say about each route, for whoever reads the database.
@@ -217,10 +233,10 @@ def open_run(
         test = SignTest(study.margin, study.multiplicity, ALPHA, unit=Unit(study.unit))
         book = ProofBook(repository, fingerprint)
         cells = tuple(repository.cells(study))
-        rechecks = RecheckBook(repository, study)
-        judge = Judge(target, routes, repository, study, book, test, rechecks)
+        rechecks, rounds = RecheckBook(repository, study), CellRounds(repository, study)
+        judge = Judge(target, routes, repository, study, book, test, rechecks, rounds)
         others = tuple(
-            Judge(target.under(engine), routes, repository, study, book, test, rechecks)
+            Judge(target.under(engine), routes, repository, study, book, test, rechecks, rounds)
             for engine in target.others
         )
         run = OpenedRun(target, repository, fingerprint, study, cells, book, test, judge, rechecks, others)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autotune.domain.decision import Reason
 from autotune.domain.verdict import Status
 from autotune.store.errors import StoreError
 from autotune.store.records import TrialState
@@ -19,6 +18,7 @@ from autotune.tuner.racer import Racer
 from autotune.tuner.recheck import Rechecker
 from autotune.tuner.scout import Scout, look_settings
 from autotune.tuner.strategy import Exhaustive, Pick
+from autotune.tuner.tally import Tally
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column
@@ -45,9 +45,10 @@ SECOND_PASSES = 3
 class Progress:
     """What one call did.
 
-    ``cells`` are in the study, ``settled`` of them have a final answer now, ``now`` were settled by this
-    call. ``out_of_budget`` says whether the deadline ended it. ``devices`` worked at the same time, if there
-    were several: what was measured has seen that. ``phases`` are predicted and measured seconds.
+    ``cells`` are in the study, ``settled`` of them have a final answer now (see :class:`Tally`), ``now`` of
+    these had none when the call began. ``out_of_budget`` says whether the deadline ended it. ``devices``
+    worked at the same time, if there were several: what was measured has seen that. ``phases`` are predicted
+    and measured seconds. ``waiting`` are cells that only wait for a second process, by objective.
     """
 
     cells: int
@@ -56,6 +57,7 @@ class Progress:
     out_of_budget: bool
     devices: tuple[str, ...] = ()
     phases: Mapping[str, Phase] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,47 +131,42 @@ class Tuner:
         pending = [
             item for item in self._run.cells if item.cell.id not in decided or not strategy.settled(item.cell)
         ]
-        open_ = {item.cell.id for item in pending}
-        before = len(self._run.cells) - len(pending)
-        closed = [item for item in self._run.cells if item.cell.id in decided and item.cell.id not in open_]
-        waited = sum(
-            decided[item.cell.id].reason is Reason.UNPROVEN and self._waits_for_second(item.cell)
-            for item in closed
-        )
+        before = Tally.of(self._run, decided, strategy.settled)
         trials = self._run.repository.trials(self._run.study)
         given_up = {cell_id for cell_id, trial in trials.items() if trial.given_up}
         pending = [item for item in pending if item.cell.id not in given_up]
-        settled = 0
         left = None if self._deadline.seconds is None else self._deadline.left
-        self._listener.started(len(self._run.cells), before - waited, left)
+        self._listener.started(len(self._run.cells), len(before.settled), left)
         try:
             strategy.start(pending, frozenset(decided), self._trials)
             if len(self._lanes) > 1:
-                settled, hands, timer = self._in_lanes(strategy)
+                hands, timer = self._in_lanes(strategy)
                 recheck = self._rechecker(hands.racer, timer)
             else:
                 hands, recheck = self._hands, self._rechecker(self._hands.racer, self._timer)
                 recheck.sample()
                 while not self._deadline.passed and (pick := strategy.take()) is not None:
                     decision = self._settle(pick, hands)
-                    settled += decision is not None
                     strategy.told(pick.item, decision)
                     recheck.told(pick.item.cell, decision)
                     recheck.sample()
             recheck.sample(last=self._trials is None or len(pending) <= self._trials)
             self._second(recheck, hands)
-            waiting = self._amend()
+            self._amend()
+            after = Tally.of(
+                self._run, self._run.repository.decisions(self._run.study), self._strategy.settled
+            )
             self._run.queue.note(KEPT, self._pace.to_dict())
         finally:
             self._listener.finished()
-        total = before + settled - waiting
         return Progress(
             len(self._run.cells),
-            total,
-            max(0, total - before + waited),
+            len(after.settled),
+            len(after.settled - before.settled),
             self._deadline.passed,
             tuple(lane.name for lane in self._lanes),
             self._pace.call,
+            after.by_objective,
         )
 
     def _rechecker(self, racer: Racer, timer: Renewed) -> Rechecker:
@@ -191,11 +188,8 @@ class Tuner:
             if self._deadline.passed or not recheck.agree([item.cell for item in items]):
                 return
 
-    def _waits_for_second(self, cell: Cell) -> bool:
-        return any(judge.second(cell) for judge in self._run.judges)
-
-    def _in_lanes(self, strategy: Strategy) -> tuple[int, _Hands, Renewed]:
-        """Settle cells on several devices at once: how many, and the hands and timer of one that is left."""
+    def _in_lanes(self, strategy: Strategy) -> tuple[_Hands, Renewed]:
+        """Settle cells on several devices at once: the hands and timer of one that is left."""
         run = self._run
         lanes = Lanes(self._lanes, run.target.device, self._deadline, self._listener.warned)
         hands = {lane.name: self._with(lane.crew, lane.timer, lane.scout) for lane in lanes.at_work}
@@ -204,9 +198,9 @@ class Tuner:
         def settle(lane: LaneAtWork, pick: Pick) -> Decision | None:
             return self._settle(pick, hands[lane.name], lane)
 
-        settled = lanes.work(strategy, settle)
+        lanes.work(strategy, settle)
         left = lanes.left
-        return settled, self._with(left.crew, left.timer, left.scout), left.timer
+        return self._with(left.crew, left.timer, left.scout), left.timer
 
     def _look(self, pick: Pick, scout: Scout | None) -> None:
         """Search rounds of a cell, kept with its trial."""
@@ -304,25 +298,16 @@ class Tuner:
             self._listener.cell_done(item.cell, decision)
         return decision
 
-    def _amend(self) -> int:
+    def _amend(self) -> None:
         """Bring decisions up to date: a route that died in one cell is unsafe in its whole column, and tau
-        moves every cell's margin.
-
-        Returns:
-            How many cells with a decision are open nevertheless: for more rounds, or for a second process.
-        """
+        moves every cell's margin."""
         run = self._run
         decided = run.repository.decisions(run.study)
-        measured = any(judge.measured for judge in run.judges)
-        waiting = 0
         for item in run.cells:
             if (stored := decided.get(item.cell.id)) is not None:
-                now = self._judge.outcome(item.cell).decision
+                now = self._judge.known(item.cell).decision
                 if now != stored:
                     run.queue.amend(item, now)
-                if measured:
-                    waiting += self._waits_for_second(item.cell) or not self._strategy.settled(item.cell)
-        return waiting
 
     def _decide(self, cell: Cell, racer: Racer) -> Decision | None:
         """The cell's final decision, or None if the deadline or a missing proof left it open."""
@@ -334,7 +319,7 @@ class Tuner:
             raced, died = self._race(cell, evidences, racer)
         self._run.save_timings(cell, raced)
         # read once more: a route that died in the race has another verdict now
-        return self._judge.outcome(cell).decision if self._strategy.settled(cell) else None
+        return self._judge.known(cell).decision if self._strategy.settled(cell) else None
 
     def _race(self, cell: Cell, evidences: Sequence[Evidence], racer: Racer) -> tuple[Evidence, str | None]:
         began = self._deadline.now()

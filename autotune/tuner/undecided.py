@@ -37,16 +37,8 @@ def undecided(run: OpenedRun, objective: str) -> Undecided:
     """
     stopped = exhausted = 0
     for item in run.cells:
-        outcome = run.judge.outcome(item.cell, objective=objective)
-        if outcome.decision.route is not None:
-            continue
-        states = {
-            standing.state
-            for standing in outcome.standings
-            if standing.candidate.deployable and standing.progress is not None and standing.progress.n > 0
-        }
-        if State.CONTINUE in states:
-            stopped += 1
-        elif State.EXHAUSTED in states:
-            exhausted += 1
+        known = run.judge.known(item.cell, objective)
+        if known.decision.route is None:
+            stopped += known.open_test is State.CONTINUE
+            exhausted += known.open_test is State.EXHAUSTED
     return Undecided(stopped, exhausted)

@@ -163,3 +163,34 @@ def test_bound_refuses_what_is_no_ratio() -> None:
 def test_blocks_use_up_four_rounds() -> None:
     assert SignTest(0.05, 1, unit=Unit.BLOCK4).cap == 32
     assert SignTest(0.05, 1).cap == 128
+
+
+@given(
+    st.lists(st.one_of(st.floats(0.9, 1.2), st.just(1.05)), max_size=140),
+    st.sampled_from([1, 50, 17280]),
+    st.sampled_from([(128, Unit.ROUND), (128, Unit.BLOCK4), (7, Unit.ROUND), (3, Unit.BLOCK4)]),
+    st.sampled_from([2, 20]),
+)
+@settings(deadline=None)
+def test_following_is_looking_after_every_value(
+    ratios: list[float], multiplicity: int, most: tuple[int, Unit], drop_at: int
+) -> None:
+    """By the e-values themselves, and by the bound as its definition has it."""
+    rounds, unit = most
+    test = SignTest(0.05, multiplicity, drop_at=drop_at, max_rounds=rounds, unit=unit)
+    n = above = below = 0
+    state = test.state(0, 0, 0)
+    for ratio in ratios:
+        if state.final:
+            break
+        n, above, below = n + 1, above + (ratio > 1.05), below + (ratio < 1.05)
+        state = test.state(n, above, below)
+    seen = test.follow(ratios)
+    assert (seen.state, seen.n, seen.above, seen.below) == (state, n, above, below)
+    assert (seen.e_plus, seen.e_minus) == (e_value(n, above), e_value(n, below))
+    rejected = [
+        sorted(ratios[:n], reverse=True)[least - 1]
+        for n in range(1, len(ratios) + 1)
+        if (least := least_successes(n, test.claim_at)) is not None
+    ]
+    assert lower_bound(ratios, multiplicity) == max(rejected, default=None)

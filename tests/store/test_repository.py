@@ -194,6 +194,15 @@ class TestProofs:
         assert (row.column, row.cell_id, row.route, row.route_version) == (cell.column, None, "a", 1)
         assert (row.result, row.repro) == (PASSED, "autotune prove ...")
 
+    def test_those_with_one_status(
+        self, repository: Repository, fingerprint: Fingerprint, cell: Cell
+    ) -> None:
+        for route, result in (("a", PASSED), ("b", FAILED), ("c", UNPROVEN)):
+            repository.save_proof(fingerprint, cell.column, route, 1, result)
+        every = repository.all_proofs(fingerprint)
+        assert [row.route for row in every] == ["a", "b", "c"]
+        assert repository.all_proofs(fingerprint, CheckStatus.FAILED) == [every[1]]
+
     @pytest.mark.parametrize("value", [math.nan, math.inf, None, 0.0, 5e-324])
     def test_errors_come_back_exactly(
         self, repository: Repository, fingerprint: Fingerprint, cell: Cell, value: float | None
@@ -328,6 +337,23 @@ class TestRounds:
         with pytest.raises(ValueError, match="JSON"):
             repository.append_rounds(study, cell, 0, [{"run_us": value}])
         assert repository.rounds(study, cell) == []
+
+    def test_their_number_follows_what_is_appended_and_what_is_read(
+        self, repository: Repository, study: Study, cell: Cell, make_cell: Callable[..., Cell]
+    ) -> None:
+        assert repository.round_count(study, cell) == 0
+        repository.append_rounds(study, cell, 0, _rounds(0, 4))
+        assert repository.round_count(study, cell) == 4
+        repository.append_rounds(study, cell, 0, _rounds(0, 4))  # told twice
+        with pytest.raises(RoundsConflictError):
+            repository.append_rounds(study, cell, 5, _rounds(5, 4))
+        with pytest.raises(StoreError):
+            repository.append_rounds(study, make_cell(32), 0, _rounds(0, 1))
+        assert repository.round_count(study, cell) == 4
+        assert repository.round_count(study, make_cell(32)) == 0
+        other = Repository(repository.database)
+        assert other.append_rounds(study, cell, 4, _rounds(4, 3)) == 7
+        assert len(repository.rounds(study, cell)) == repository.round_count(study, cell) == 7
 
     def test_needs_the_cell(
         self, repository: Repository, study: Study, make_cell: Callable[..., Cell]

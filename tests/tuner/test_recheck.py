@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,11 @@ from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.listener import Silent
 from autotune.tuner.publish import accusations, build, decide_all
+from autotune.tuner.racer import Ended
+from autotune.tuner.recheck import Rechecker
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.sample import ROUNDS, draw, due
+from autotune.tuner.tally import Tally
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Tuner
 from autotune.worker.base import Broken, Failed, Outcome
@@ -324,12 +327,113 @@ def test_a_near_claim_is_open_until_its_second_process_has_run(tmp_path: Path, m
         assert letters.count("?") == 2
         # what a call without time leaves is counted as open
         spent = sweep(run, SecondWorker(), seconds=1e-9)
-        assert (spent.settled, spent.now) == (6, 0)
+        assert (spent.settled, spent.now, spent.waiting) == (6, 0, {"graph": 2})
+        tally = Tally.of(run, run.repository.decisions(run.study))  # as an export counts
+        assert (len(tally.settled), tally.by_objective) == (6, {"graph": 2})
         again = SecondWorker(speed=near(lambda cell: None))
         progress = sweep(run, again)
-        assert (progress.settled, progress.now) == (8, 2)
+        assert (progress.settled, progress.now, progress.waiting) == (8, 2, {})
         assert len(again.begun) == 2 and again.proved == []
         assert reasons(run) == {Reason.PROVEN_FASTER}
+
+
+def test_one_that_waits_under_another_objective_only_is_counted_so(tmp_path: Path, many: Path) -> None:
+    """At both ends of a call, though its decision, by the first objective, is final."""
+
+    class Killed(BaseException):
+        pass
+
+    class Step(SecondWorker):
+        """``fast`` runs twice as fast, and its preparation makes a step 1.10 times as fast, then 1.078."""
+
+        def _round(self, index: int, live: tuple[str, ...]) -> Round:
+            one = super()._round(index, live)
+            prepare = 343.0 if self.again else 328.0
+            return replace(one, prepare_us={name: prepare if name == "fast" else 1.0 for name in live})
+
+    many.write_text(MANY.replace('objectives: ["graph"]', 'objectives: ["graph", "step"]'))
+    place, worker = cells_of(many), Step()
+
+    def die() -> None:
+        if worker.again and len(worker.begun) > DRAWN:
+            raise Killed
+
+    worker.on_chunk = die
+    with opened(tmp_path / "db", FAST, place) as run, pytest.raises(Killed):
+        sweep(run, worker)
+    with opened(tmp_path / "db", FAST, place) as run:
+        started: list[int] = []
+
+        class Told(Silent):
+            def started(self, cells: int, done: int, budget_s: float | None) -> None:
+                started.append(done)
+
+        timer = cast(Worker, Step())
+        spent = Tuner(run, Crew([timer]), timer, Told(), Deadline(1e-9), None).sweep()
+        assert reasons(run) == {Reason.PROVEN_FASTER}
+        assert (started, spent.settled, spent.now, spent.waiting) == ([6], 6, 0, {"step": 2})
+        progress = sweep(run, Step())
+        assert (progress.settled, progress.now, progress.waiting) == (8, 2, {})
+
+
+@dataclass
+class Child:
+    """Counts fresh children and the cells that each times, in turn."""
+
+    served: list[list[str]] = field(default_factory=list)
+
+    def recycle(self) -> None:
+        self.served.append([])
+
+    def time(self, cell: Cell, *args: Any, **more: Any) -> Ended:
+        self.served[-1].append(cell.id)
+        return Ended()
+
+
+@pytest.fixture
+def twenty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[OpenedRun, Rechecker, Child]]:
+    """20 cells on what calls itself a GPU, each of which a second process may time."""
+    path = tmp_path / "twenty.yaml"
+    path.write_text(MANY.replace("batch_size: [1, 2]", "batch_size: [1, 2, 3, 4, 5]"))
+    with opened(tmp_path, FAST, cells_of(path)) as run:
+        run.target = replace(run.target, facts=replace(run.target.facts, device="cuda"))
+        child = Child()
+        recheck = Rechecker(run, cast(Any, child), cast(Any, child), Silent(), Deadline(None), {})
+        monkeypatch.setattr(recheck, "_second", lambda cell, evidences: ("torch-sdpa", "fast"))
+        yield run, recheck, child
+
+
+def test_claims_that_wait_under_the_first_objective_come_first(
+    twenty: tuple[OpenedRun, Rechecker, Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, recheck, child = twenty
+    cells = [item.cell for item in run.cells]
+    under = {cell.id: (None, "step", "graph")[i % 3] for i, cell in enumerate(cells)}
+    monkeypatch.setattr(OpenedRun, "waits", lambda self, cell: under[cell.id])
+    assert recheck.agree(cells)
+    order = [cell for served in child.served for cell in served]
+    assert order == [
+        *(key for key in under if under[key] == "graph"),
+        *(k for k in under if under[k] == "step"),
+    ]
+    under |= dict.fromkeys(under, None)
+    assert not recheck.agree(cells)
+
+
+def test_more_cells_share_a_child_that_must_agree_than_one_of_the_sample(
+    twenty: tuple[OpenedRun, Rechecker, Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, recheck, child = twenty
+    cells = [item.cell for item in run.cells]
+    monkeypatch.setattr(OpenedRun, "waits", lambda self, cell: "graph")
+    assert recheck.agree(cells)
+    assert [len(served) for served in child.served] == [16, 4]
+    child.served.clear()
+    monkeypatch.setattr(recheck, "_draw", lambda count: cells)
+    monkeypatch.setattr(recheck, "_raced", lambda cell: ("torch-sdpa", "fast"))
+    recheck._timed = {cell.id: cell for cell in cells}
+    recheck.sample(last=True)
+    assert [len(served) for served in child.served] == [4, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("chunk", [2, 5, 25])

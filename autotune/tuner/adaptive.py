@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autotune.domain.verdict import Status
 from autotune.tuner.cost import best_shares, predict, predict_look
 from autotune.tuner.hopes import Hope, Hopes
 from autotune.tuner.pace import KEPT, PROOF, SEARCH, TIMING, Pace

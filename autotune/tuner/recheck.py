@@ -49,7 +49,7 @@ class Rechecker:
 
     Args:
         decided: the study's stored decisions, by cell id.
-        on: False draws no sample, so that a study without a tau stays so.
+        on: False times nothing again: a study without a tau stays so, and near claims stay open.
     """
 
     def __init__(
@@ -105,6 +105,8 @@ class Rechecker:
         Those that wait under the study's first objective, which decides the tables unless another is asked
         for, come before those that wait under another one only.
         """
+        if not self._on:
+            return False
         first = self._run.judge.objectives.first
         waits = [(cell, self._run.waits(cell)) for cell in cells]
         wanted = [cell for cell, under in waits if under == first]

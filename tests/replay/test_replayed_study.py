@@ -13,6 +13,7 @@ import pytest
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import FailureKind
 from autotune.replay.errors import RecordingError
+from autotune.replay.packing import pack
 from autotune.replay.read import read_recording
 from autotune.replay.recording import Recording
 from autotune.replay.replay import Replayed, replay
@@ -204,3 +205,11 @@ def test_second_processes_are_taken_as_recorded(tmp_path: Path) -> None:
     thinned = read_recording(tmp_path / "thin.db", first())
     assert thinned.again == recording.again
     assert replay(thinned, here, recorded_routes(thinned, FAST)).to_dict() == found.to_dict()
+    # a second process that was not recorded to its end is not asked for: there is no child to ask
+    cut = {**recording.again, near: [replace(it, packed=pack(it.rounds[:2])) for it in recording.again[near]]}
+    short = replay(replace(recording, again=cut), here, recorded_routes(recording, FAST))
+    waiting = decisions(short)[near]
+    assert waiting.reason is Reason.UNPROVEN and "a second process must agree" in waiting.detail
+    assert {cell: it for cell, it in decisions(short).items() if cell != near} == {
+        cell: it for cell, it in answers.items() if cell != near
+    }

@@ -24,9 +24,10 @@ def test_a_thinned_file_thinned_again_is_the_same(tmp_path: Path) -> None:
     target = tmp_path / "again.db"
     done = thin(EVIDENCE, target)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2160 cells, 887 decided, 9666 checks" in done.stdout
     again = read_recording(target, lambda offers: offers[0][0])
     first = read_recording(EVIDENCE, lambda offers: offers[0][0])
+    counts = f"{len(first.cells)} cells, {len(first.decisions)} decided, {len(first.checks)} checks"
+    assert counts in done.stdout
     assert (again.study, again.cells, again.checks) == (first.study, first.cells, first.checks)
     assert (again.timings, again.decisions) == (first.timings, first.decisions)
     assert [path.name for path in tmp_path.iterdir()] == ["again.db"]

@@ -59,7 +59,7 @@ def test_stored_decisions_come_out_again(filters: Filters, recording: Recording)
     decided = {cell: decision for cell, decision in recording.decisions.items() if cell in answers}
     assert len(decided) >= 5
     # the answers; bounds and medians are of fewer rounds, since a beaten route leaves the race earlier now
-    # one that joined late, or claims by little, has more rounds than were recorded ahead of it: its cell is open
+    # one that joined late, or claims by little, has more rounds ahead of it than were recorded: it is open
     cut = decided.keys() & found.unrecorded
     assert len(cut) <= 1
     found_now = {cell: answers[cell].decision for cell in decided.keys() - cut}

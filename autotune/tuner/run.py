@@ -99,6 +99,13 @@ class OpenedRun:
         names = self.judge.objectives.names
         return next((name for name in names if any(each[name].second for each in answers)), None)
 
+    def answers_first(self, cell: Cell) -> bool:
+        """Whether the first declared objective, by which tables are written unless another is asked for, owes
+        the cell no more proofs and no rounds of a first process, for any engine."""
+        first = self.judge.objectives.first
+        answers = [judge.known(cell, first) for judge in self.judges]
+        return all(known.proven and not known.live for known in answers)
+
     def learn(self) -> None:
         """Have every cell's answers at hand: its rounds are decoded once for all engines."""
         for item in self.cells:

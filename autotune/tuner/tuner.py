@@ -135,6 +135,8 @@ class Tuner:
         trials = self._run.repository.trials(self._run.study)
         given_up = {cell_id for cell_id, trial in trials.items() if trial.given_up}
         pending = [item for item in pending if item.cell.id not in given_up]
+        # cells that only another objective has opened again come after all that change a table
+        pending.sort(key=lambda item: item.cell.id in decided and self._run.answers_first(item.cell))
         left = None if self._deadline.seconds is None else self._deadline.left
         self._listener.started(len(self._run.cells), len(before.settled), left)
         try:

@@ -208,7 +208,7 @@ def test_second_processes_are_taken_as_recorded(tmp_path: Path) -> None:
     # a second process that was not recorded to its end is not asked for: there is no child to ask
     cut = {**recording.again, near: [replace(it, packed=pack(it.rounds[:2])) for it in recording.again[near]]}
     short = replay(replace(recording, again=cut), here, recorded_routes(recording, FAST))
-    waiting = decisions(short)[near]
+    (waiting,) = (each.decision for each in short.answers["generic"] if each.item.cell.id == near)
     assert waiting.reason is Reason.UNPROVEN and "a second process must agree" in waiting.detail
     assert {cell: it for cell, it in decisions(short).items() if cell != near} == {
         cell: it for cell, it in answers.items() if cell != near

@@ -26,6 +26,7 @@ from autotune.tuner.racer import Ended
 from autotune.tuner.recheck import Rechecker
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.sample import ROUNDS, draw, due
+from autotune.tuner.strategy import Exhaustive
 from autotune.tuner.tally import Tally
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Tuner
@@ -222,6 +223,29 @@ def test_what_claimed_at_the_floor_is_timed_on_under_the_raised_margin(tmp_path:
         assert reasons(run) == {Reason.PROVEN_FASTER}
         for each in run.repository.decisions(run.study).values():
             assert each.speedup_low is not None and each.speedup_low > 1 + 3 * tau
+
+
+def test_cells_that_only_another_objective_opens_again_come_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = tmp_path / "both.yaml"
+    space.write_text(SIX.read_text().replace('objectives: ["graph"]', 'objectives: ["graph", "step"]'))
+    with opened(tmp_path / "db", FAST, cells_of(space)) as run:
+        worker = SecondWorker(speed=shifted(2.0, 0.01))
+        sweep(run, worker)
+        assert all(run.answers_first(item.cell) for item in run.cells)
+        last = run.cells[-1].cell  # the dearest owes the tables an answer, and comes before the cheap ones
+        handed: list[str] = []
+        monkeypatch.setattr(Exhaustive, "start", lambda _, pending, *more: handed.extend(pending))
+        monkeypatch.setattr(OpenedRun, "settled", lambda *_: False)
+        real = run.judge.known
+        owing = replace(real(last), live=("ctx", "fast"))
+        monkeypatch.setattr(
+            run.judge, "known", lambda cell, *more: owing if cell == last else real(cell, *more)
+        )
+        monkeypatch.setattr(Tuner, "_second", lambda *_: None)
+        sweep(run, worker)
+        assert [item.cell.id for item in handed] == [last.id, *(it.cell.id for it in run.cells[:-1])]
 
 
 @pytest.fixture

@@ -206,7 +206,8 @@ def test_second_processes_are_taken_as_recorded(tmp_path: Path) -> None:
     assert thinned.again == recording.again
     assert replay(thinned, here, recorded_routes(thinned, FAST)).to_dict() == found.to_dict()
     # a second process that was not recorded to its end is not asked for: there is no child to ask
-    cut = {**recording.again, near: [replace(it, packed=pack(it.rounds[:2])) for it in recording.again[near]]}
+    torn = tuple(replace(it, packed=pack(it.rounds[:2])) for it in recording.again[near])
+    cut = {**recording.again, near: torn}
     short = replay(replace(recording, again=cut), here, recorded_routes(recording, FAST))
     (waiting,) = (each.decision for each in short.answers["generic"] if each.item.cell.id == near)
     assert waiting.reason is Reason.UNPROVEN and "a second process must agree" in waiting.detail

@@ -236,7 +236,9 @@ def test_cells_that_only_another_objective_opens_again_come_last(
         assert all(run.answers_first(item.cell) for item in run.cells)
         last = run.cells[-1].cell  # the dearest owes the tables an answer, and comes before the cheap ones
         handed: list[str] = []
-        monkeypatch.setattr(Exhaustive, "start", lambda _, pending, *more: handed.extend(pending))
+        monkeypatch.setattr(
+            Exhaustive, "start", lambda _, pending, *more: handed.extend(item.cell.id for item in pending)
+        )
         monkeypatch.setattr(OpenedRun, "settled", lambda *_: False)
         real = run.judge.known
         owing = replace(real(last), live=("ctx", "fast"))
@@ -245,7 +247,7 @@ def test_cells_that_only_another_objective_opens_again_come_last(
         )
         monkeypatch.setattr(Tuner, "_second", lambda *_: None)
         sweep(run, worker)
-        assert [item.cell.id for item in handed] == [last.id, *(it.cell.id for it in run.cells[:-1])]
+        assert handed == [last.id, *(it.cell.id for it in run.cells[:-1])]
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_cells_that_only_another_objective_opens_again_come_last(
         )
         monkeypatch.setattr(OpenedRun, "settled", lambda *_: False)
         real = run.judge.known
-        owing = replace(real(last), live=("ctx", "fast"))
+        owing = replace(real(last), live=frozenset({"ctx", "fast"}))
         monkeypatch.setattr(
             run.judge, "known", lambda cell, *more: owing if cell == last else real(cell, *more)
         )

@@ -114,13 +114,14 @@ def least_successes(n: int, threshold: Fraction) -> int | None:
     return low
 
 
-@lru_cache(maxsize=256)
-def _needed(threshold: Fraction, most: int) -> tuple[int, ...]:
-    """:func:`least_successes` of 0 .. ``most`` values; one more than there are where not even all would do.
+@lru_cache(maxsize=1024)
+def _needed(multiplicity: int, alpha: float, most: int) -> tuple[int, ...]:
+    """:func:`least_successes` at multiplicity / alpha of 0 .. ``most`` values; n + 1 where not even all n do.
 
     To hold a count against a table of integers says the same as to hold E+ against the threshold, since E+
     rises in the count; it is what makes reading a study of 100,000 rounds a matter of a second.
     """
+    threshold = _claim_at(multiplicity, alpha)
     found = (least_successes(n, threshold) for n in range(most + 1))
     return tuple(n + 1 if least is None else least for n, least in enumerate(found))
 
@@ -225,7 +226,7 @@ class SignTest:
         """
         threshold = 1.0 + self.margin
         cap = self.cap
-        claims, drops = _needed(self.claim_at, cap), _needed(Fraction(self.drop_at), cap)
+        claims, drops = _needed(self.multiplicity, self.alpha, cap), _needed(self.drop_at, 1.0, cap)
         n = above = below = 0
         state = self.state(0, 0, 0)
         for ratio in ratios:
@@ -271,7 +272,7 @@ def lower_bound(ratios: Sequence[float], multiplicity: int, alpha: float = 0.05)
     """
     if bad := [ratio for ratio in ratios if not (isfinite(ratio) and ratio > 0.0)]:
         raise ValueError(f"a ratio must be finite and positive, not {bad[0]!r}")
-    needed = _needed(_claim_at(multiplicity, alpha), len(ratios))
+    needed = _needed(multiplicity, alpha, len(ratios))
     # the first number of values that could have rejected anything
     first = next((n for n, least in enumerate(needed) if n > 0 and least <= n), None)
     if first is None:

@@ -366,7 +366,8 @@ def rounds_left(rounds: Sequence[Round], pair: tuple[str, str], most: int) -> in
     A route that is proven late, when the others have had theirs, has its own ahead of it; so have all others
     beside a fallback that is.
     """
-    first = min((r.index for r in rounds if all(name in r.run_us for name in pair)), default=None)
+    one, other = pair
+    first = min((r.index for r in rounds if one in r.run_us and other in r.run_us), default=None)
     return most if first is None else max(0, most - (_count(rounds) - first))
 
 

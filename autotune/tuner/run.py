@@ -88,7 +88,7 @@ class OpenedRun:
 
     def settled(self, cell: Cell) -> bool:
         """Whether more work could change no engine's answer."""
-        return all(judge.settled(cell) for judge in self.judges)
+        return all([judge.settled(cell) for judge in self.judges])  # each, while the rounds are at hand
 
     def waits(self, cell: Cell) -> str | None:
         """The first declared objective under which any engine's claim waits for a second process; None: none

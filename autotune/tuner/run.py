@@ -88,7 +88,8 @@ class OpenedRun:
 
     def settled(self, cell: Cell) -> bool:
         """Whether more work could change no engine's answer."""
-        return all([judge.settled(cell) for judge in self.judges])  # each, while the rounds are at hand
+        answers = [judge.settled(cell) for judge in self.judges]  # of each, while the rounds are at hand
+        return all(answers)
 
     def waits(self, cell: Cell) -> str | None:
         """The first declared objective under which any engine's claim waits for a second process; None: none

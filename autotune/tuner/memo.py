@@ -3,7 +3,7 @@
 One call asks for most cells' answers several times: which are open, which wait for a second process, what is
 stored as their decision, what goes into each engine's table. An answer costs the decoding of the cell's
 rounds and a pass over them for each candidate and objective. What is kept instead is the answer alone, about
-half a kilobyte, and never a round.
+a kilobyte, and never a round.
 
 **The key** of an answer is everything that it is computed from and that can change while a study is open:
 

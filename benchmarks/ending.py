@@ -35,6 +35,9 @@ def ending(name: str, seconds: float | None = None, grace_s: float = GRACE_S) ->
     late = threading.Event()
 
     def cut() -> None:
+        # another signal has come first, and the body is on its way out: a second one would kill it
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            return
         late.set()
         # to the main thread by name: a wait for a child is interrupted only there
         signal.pthread_kill(main.ident or 0, signal.SIGTERM)

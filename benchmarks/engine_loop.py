@@ -269,7 +269,7 @@ def soak(
             if settings.device == "cuda":
                 torch.cuda.synchronize()
             off = engine.error(size, engine.chance.randrange(settings.layers)) if check else 0.0
-        except RuntimeError as error:
+        except Exception as error:
             text = " ".join(str(error).split())[:300]
             raise LoopError(f"{where}: {type(error).__name__}: {text}") from error
         found["steps"] += 1
@@ -320,22 +320,26 @@ def compare(
 
 
 def medians(seen: dict[int, dict[str, list[float]]]) -> dict[str, Any]:
-    """Per batch size and mode the median time of a step, and the median of the rounds' ratios to stock."""
+    """Per batch size and mode the median time of a step, and the median of the rounds' ratios to stock.
+
+    A round that was cut off has times of some modes only: it does not count.
+    """
+    whole = {size: min(map(len, times.values())) for size, times in seen.items()}
     return {
         str(size): {
-            "rounds": len(times["stock"]),
+            "rounds": whole[size],
             **{
                 mode: {
-                    "us": round(statistics.median(values), 2),
+                    "us": round(statistics.median(values[: whole[size]]), 2),
                     "stock_ratio": round(
-                        statistics.median(s / v for s, v in zip(times["stock"], values, strict=True)), 4
+                        statistics.median(s / v for s, v in zip(times["stock"], values, strict=False)), 4
                     ),
                 }
                 for mode, values in times.items()
             },
         }
         for size, times in seen.items()
-        if times["stock"]
+        if whole[size]
     }
 
 
@@ -490,7 +494,7 @@ def main() -> int:
         try:
             with ending("engine_loop", most, grace_s=CAPTURE_S):
                 run(entry, router, settings, found, keep)
-        except (LoopError, RuntimeError) as error:
+        except Exception as error:  # whatever a library raises: what was found is told
             status = 1
             text = " ".join(str(error).split())[:500]
             name = "" if isinstance(error, LoopError) else f"{type(error).__name__}: "

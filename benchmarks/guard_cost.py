@@ -55,7 +55,6 @@ from autotune.sanitizer.process import capture
 from autotune.sanitizer.report import parse
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.prover import repro_command
-from autotune.worker.base import WorkerError
 from autotune.worker.jobs import ProveJob, prove
 from autotune.worker.worker import Worker
 from benchmarks.ending import ending
@@ -454,7 +453,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         with ending("guard_cost", asked.limit), _on_stream(facts.device):
             measure([known[name] for name in names], facts, options, found)
-    except (RuntimeError, WorkerError) as error:
+    except Exception as error:
         # a device error ends this process' use of the device, not what was measured before it
         found.skipped.append(" ".join(f"ended by {type(error).__name__}: {error}".split())[:300])
     show(facts, found)
@@ -500,7 +499,7 @@ def measure(chosen: list[Route], facts: Facts, options: Options, found: Found) -
                 else:
                     try:
                         found.add(cost(route, case, facts, meter, (guarded, plain), options))
-                    except RuntimeError as error:
+                    except Exception as error:  # whatever a library raises: the other lines go on
                         if facts.device == "cuda" and is_device_error(error):
                             raise
                         found.skip(" ".join(f"{where}: {error}".split()))

@@ -19,6 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from autotune.cli.context import ask
 from autotune.cli.exits import CliError
 from autotune.hardware.memory import too_large
@@ -37,15 +39,21 @@ def spread(cells: Sequence[Cell], count: int, seed: int) -> list[Cell]:
     """``count`` of ``cells``, all if there are fewer: the values of each axis about equally often."""
     waiting = sorted(cells, key=lambda cell: cell.id)
     Random(f"panel:{seed}").shuffle(waiting)
-    seen: Counter[tuple[int, object]] = Counter()
+    numbers: dict[tuple[int, object], int] = {}  # of values
+    rows = [[numbers.setdefault(each, len(numbers)) for each in enumerate(axes(cell))] for cell in waiting]
+    values = np.array(rows, dtype=np.int64).reshape(len(rows), len(AXES))
+    seen = np.zeros(len(numbers), dtype=np.int64)
+    drawn = np.zeros(len(rows), dtype=bool)
     panel: list[Cell] = []
-    while waiting and len(panel) < count:
-        # min keeps the first of equals: the shuffle decides. Squares: one frequent value weighs more than
+    for _ in range(min(count, len(waiting))):
+        # argmin gives the first of equals: the shuffle decides. Squares: one frequent value weighs more than
         # several that are a little frequent
-        best = min(waiting, key=lambda cell: sum(seen[value] ** 2 for value in enumerate(axes(cell))))
-        waiting.remove(best)
-        panel.append(best)
-        seen.update(enumerate(axes(best)))
+        often = (seen[values] ** 2).sum(axis=1)
+        often[drawn] = np.iinfo(np.int64).max
+        best = int(often.argmin())
+        drawn[best] = True
+        panel.append(waiting[best])
+        seen[values[best]] += 1
     return panel
 
 

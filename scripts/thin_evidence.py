@@ -23,16 +23,18 @@ from autotune.replay.read import read_recording
 from autotune.replay.thinned_file import write_thinned
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from autotune.store.records import Study
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 1 with one line on stderr."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", metavar="IN", type=Path)
     parser.add_argument("target", metavar="OUT", type=Path)
     parser.add_argument("--study", metavar="ID", help="needed where the database has several")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
 
     def choose(offers: list[tuple[Study, frozenset[str]]]) -> Study:
         named = [study for study, _ in offers if options.study in (None, study.id)]

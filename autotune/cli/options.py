@@ -74,8 +74,8 @@ Cells = Annotated[
     typer.Option(
         "--cells",
         metavar="FILE",
-        help="Only the cells that FILE names, one a line, by id or as messages write them; decided by the "
-        "rule that they have in the whole space.",
+        help="Only the cells that FILE names, one a line, by id or as messages write them; N, the claims "
+        "that the error bound counts, stays that of all cells which the other flags leave.",
     ),
 ]
 Budget = Annotated[

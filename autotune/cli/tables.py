@@ -9,6 +9,7 @@ from autotune.cli.exits import Exit
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from autotune.table.model import RoutingTable
     from autotune.tuner.publish import Published
     from autotune.tuner.run import OpenedRun
     from autotune.tuner.tuner import Progress
@@ -16,11 +17,37 @@ if TYPE_CHECKING:
 
 def write(run: OpenedRun, out: Path, objective: str | None = None) -> list[tuple[OpenedRun, Published]]:
     """One table an engine into ``out``; what each run is under its engine, and what was written."""
-    from autotune.tuner.publish import publish
+    from autotune.cli.output import note
+    from autotune.tuner.publish import publish, table_path
 
     run.learn()
     views = [run.under(judge) for judge in run.judges]
-    return [(view, publish(view, out, objective)) for view in views]
+    paths = [table_path(view, out) for view in views]
+    before = [_standing(path) for path in paths]
+    written = [(view, publish(view, out, objective)) for view in views]
+    for path, old, (_, published) in zip(paths, before, written, strict=True):
+        if old is not None and (gone := _gone(old, published.table)):
+            said = f"the table that was there had {gone} cells that this one has not"
+            note(f"{path}: {said}; export, with the flags that it had, makes it again")
+    return written
+
+
+def _standing(path: Path) -> RoutingTable | None:
+    """The table that is about to be replaced; None where there is none, or none that can be read."""
+    from autotune.table.errors import TableError
+    from autotune.table.load import load_table
+
+    try:
+        return load_table(path) if path.exists() else None
+    except TableError:
+        return None
+
+
+def _gone(old: RoutingTable, new: RoutingTable) -> int:
+    from autotune.table.diff import diff_tables
+
+    changes = diff_tables(old, new)
+    return sum(change.after is None and change.kv_high is not None for change in changes)
 
 
 def report(run: OpenedRun, progress: Progress, out: Path, json: bool, objective: str | None = None) -> int:

@@ -160,7 +160,8 @@ def read_call(
     backend, window = call.get("backend", defaults.get("backend", "auto")), call.get("window_left", -1)
     # everything that the kind depends on, the way from K to V and their storages included
     key = (
-        *(query.shape[1:], query.dtype, k.shape, k.stride(), k.dtype, v.shape, out_dtype),
+        *(query.shape[1:], query.dtype, k.shape, k.stride(), k.dtype, out_dtype),
+        *(v.shape, v.stride(), v.dtype),
         *(v.data_ptr() - k.data_ptr(), k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()),
         *(window, sinks is None, backend),
     )
@@ -198,8 +199,8 @@ def _kind(
     major: int,
 ) -> Kind:
     names = [dtype_name(dtype) for dtype in (query.dtype, k.dtype, out_dtype)]
-    if None in names or k.dim() != 4 or query.dim() != 3:
-        raise NotOursError(f"operands are {query.dtype}, {k.dtype}, {out_dtype}")
+    if None in names or v.dtype != k.dtype or k.dim() != 4 or query.dim() != 3:
+        raise NotOursError(f"operands are {query.dtype}, {k.dtype}, {v.dtype}, {out_dtype}")
     called = {
         "xqa": "xqa-decode",
         "trtllm-gen": "trtllm-gen-decode",

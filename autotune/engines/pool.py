@@ -37,18 +37,20 @@ def layout_of(k: torch.Tensor, v: torch.Tensor) -> str | None:
     size, row = k.element_size(), k.shape[3]
     page = k.stride(0) * size
     own = k[0].numel() * size
+    v_page, v_own = v.stride(0) * v.element_size(), v[0].numel() * v.element_size()
     apart = v.data_ptr() - k.data_ptr()
     same = k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
     hnd = k.shape[1] > 1 and k.shape[2] > 1 and k.stride(1) < k.stride(2)
     order = "hnd" if hnd else "nhd"
     if _rows(k, hnd, row) and _rows(v, hnd, v.shape[3]):
-        if same and page == 2 * own and apart == own:
+        if same and page == v_page == 2 * own and apart == own:
             return KvLayout(f"interleaved-{order}").value
-        if same and page == own and apart > 0 and apart % page == 0:
+        if same and page == own and v_page == v_own and apart > 0 and apart % page == 0:
             return KvLayout(f"fused-{order}").value
-        if page == own and v.stride(0) == v[0].numel():
+        if page == own and v_page == v_own:
             return KvLayout(f"separate-{order}").value
-    if same and page == 2 * own and apart == row * size and _rows(k, hnd, 2 * row) and _rows(v, hnd, 2 * row):
+    packed = page == v_page == 2 * own and apart == row * size
+    if same and packed and _rows(k, hnd, 2 * row) and _rows(v, hnd, 2 * row):
         return KvLayout(f"packed-{order}").value
     return None
 

@@ -241,6 +241,7 @@ class _Watch(Silent):
         self._weights = weights
         self.curve: list[tuple[float, float]] = []
         self.costs: dict[str, float] = {}
+        self._gains: dict[str, float] = {}
         self._clock = clock
         self._at: tuple[str, float] | None = None
 
@@ -254,7 +255,12 @@ class _Watch(Silent):
 
     def cell_done(self, cell: Cell, decision: Decision) -> None:
         self._close()
-        if gained := self.weigh(cell) * gain_of(decision):
+        self.cell_again(cell, decision)
+
+    def cell_again(self, cell: Cell, decision: Decision) -> None:
+        gain = self.weigh(cell) * gain_of(decision)
+        if gained := gain - self._gains.get(cell.id, 0.0):
+            self._gains[cell.id] = gain
             before = self.curve[-1][1] if self.curve else 0.0
             self.curve.append((self._clock.now, before + gained))
 

@@ -64,6 +64,15 @@ class ProofBook:
         column, cell_id = (target.column, target.id) if isinstance(target, Cell) else (target, None)
         self._note(column, cell_id, route.name, route.version, result)
 
+    def renew(self) -> None:
+        """Take up faults that other processes have found meanwhile: on PostgreSQL another study of this
+        fingerprint may be running, and an export may read while a run goes on."""
+        for proof in self._repository.all_proofs(self._fingerprint, CheckStatus.FAILED):
+            key = (proof.column.id, proof.route, proof.route_version)
+            known = self._rows.get(key, {}).get((proof.cell_id or "", proof.result.check))
+            if known is None or known.status is not CheckStatus.FAILED:
+                self._note(proof.column, proof.cell_id, proof.route, proof.route_version, proof.result)
+
     def knows(self, route: Route, column: Column) -> bool:
         """Whether anything is stored about the route in the column."""
         return (column.id, route.name, route.version) in self._rows

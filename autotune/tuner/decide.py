@@ -482,7 +482,8 @@ def _reason(standings: Sequence[Standing], trouble: str) -> tuple[Reason, str]:
             return Reason.UNPROVEN, f"{standing.name}: {verdict.reason or 'not proven yet'}"
         if standing.state is State.CONTINUE:
             assert standing.progress is not None
-            ended = f"{standing.name}: timing stopped after {standing.progress.n}"
+            n = standing.progress.n
+            ended = f"{standing.name}: {f'timing stopped after {n}' if n else 'not timed yet'}"
             return Reason.UNPROVEN, f"{ended}: {trouble}" if trouble else ended
     for standing in standings:
         if standing.refused:

@@ -44,6 +44,9 @@ class Listener(Protocol):
     def cell_done(self, cell: Cell, decision: Decision) -> None:
         """A cell is finished and its rows are committed."""
 
+    def cell_again(self, cell: Cell, decision: Decision) -> None:
+        """A finished cell was worked on once more, and this is its answer now; it is not counted again."""
+
     def warned(self, line: str) -> None:
         """Something went wrong that the run can do without, such as one of several devices."""
 
@@ -76,6 +79,8 @@ class Silent:
     def verdict(self, column: Column, route: str, verdict: Verdict) -> None: ...
 
     def cell_done(self, cell: Cell, decision: Decision) -> None: ...
+
+    def cell_again(self, cell: Cell, decision: Decision) -> None: ...
 
     def warned(self, line: str) -> None: ...
 

@@ -111,7 +111,11 @@ def accusations(run: OpenedRun) -> tuple[Unsafe, ...]:
 
 
 def build(run: OpenedRun, objective: str | None = None) -> tuple[RoutingTable, tuple[DecidedCell, ...]]:
-    """The study's table, validated; its policy names the objective that decided it."""
+    """The study's table, validated; its policy names the objective that decided it.
+
+    Faults are read anew first: a table must not name what its own ``unsafe`` accuses.
+    """
+    run.book.renew()
     cells = decide_all(run, objective)
     study, target = run.study, run.target
     stock = target.engine.stock(target.arch)
@@ -177,6 +181,11 @@ def _withheld(cell: DecidedCell, items: list[Quarantine]) -> DecidedCell:
     return cell
 
 
+def table_path(run: OpenedRun, folder: Path) -> Path:
+    """Where the table of a run's device and engine is written in ``folder``."""
+    return folder / file_name(run.target.facts, run.target.engine.name)
+
+
 def publish(run: OpenedRun, folder: Path, objective: str | None = None) -> Published:
     """Write the table to ``folder`` and note the export.
 
@@ -187,7 +196,7 @@ def publish(run: OpenedRun, folder: Path, objective: str | None = None) -> Publi
         TableWriteError: the folder cannot be written; nothing of an older table is lost.
     """
     table, cells = build(run, objective)
-    path = folder / file_name(run.target.facts, run.target.engine.name)
+    path = table_path(run, folder)
     digest = write_table(table, path)
     run.repository.record_export(run.study, "table", str(path), digest)
     return Published(path, digest, table, cells)

@@ -176,8 +176,9 @@ def study_digest(target: Target, routes: Mapping[str, Route]) -> str:
 def multiplicity(target: Target, routes: Mapping[str, Route]) -> int:
     """N: every claim that the study could make. Cells x candidates x engines x objectives.
 
-    Where single cells were picked of a grid, every claim of the whole grid: a cell is then decided by the
-    same rule as there, and two studies of it can be held against each other.
+    Where single cells were picked of a grid, every claim of the whole grid: a cell's evidence is then
+    measured by the same N as there, and two studies of it can be held against each other. Their taus are
+    their own.
     """
     grid = target.grid.whole or target.grid
     whole = replace(target, grid=grid)

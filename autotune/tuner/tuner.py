@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -147,11 +147,15 @@ class Tuner:
             else:
                 hands, recheck = self._hands, self._rechecker(self._hands.racer, self._timer)
                 recheck.sample()
+                taus = self._taus()
                 while not self._deadline.passed and (pick := strategy.take()) is not None:
                     decision = self._settle(pick, hands)
                     strategy.told(pick.item, decision)
                     recheck.told(pick.item.cell, decision)
                     recheck.sample()
+                    if (now := self._taus()) != taus:
+                        taus = now
+                        self._reopened(hands, given_up)
             recheck.sample(last=self._trials is None or len(pending) <= self._trials)
             self._second(recheck, hands)
             self._amend()
@@ -189,6 +193,22 @@ class Tuner:
                     self._settle(Pick(item, again=True), hands, told=True)
             if self._deadline.passed or not recheck.agree([item.cell for item in items]):
                 return
+
+    def _taus(self) -> list[float | None]:
+        return [judge.tau(name) for judge in self._run.judges for name in judge.objectives.names]
+
+    def _reopened(self, hands: _Hands, given_up: Collection[str]) -> None:
+        """Time on what a tau that has moved opened again of the answers that the tables give.
+
+        At once: a search has this call's best cells behind it, and a budget may not reach the end.
+        """
+        decided = self._run.repository.decisions(self._run.study)
+        for item in self._run.cells:
+            open_ = item.cell.id in decided and item.cell.id not in given_up
+            if not open_ or self._deadline.passed or self._run.answers_first(item.cell):
+                continue
+            if not self._strategy.settled(item.cell):
+                self._settle(Pick(item, again=True), hands, told=True)
 
     def _in_lanes(self, strategy: Strategy) -> tuple[_Hands, Renewed]:
         """Settle cells on several devices at once: the hands and timer of one that is left."""
@@ -296,8 +316,7 @@ class Tuner:
             self._run.queue.amend(item, decision)
         else:
             self._run.queue.finish(item, decision)
-        if not told:
-            self._listener.cell_done(item.cell, decision)
+        (self._listener.cell_again if told else self._listener.cell_done)(item.cell, decision)
         return decision
 
     def _amend(self) -> None:

@@ -11,6 +11,8 @@ from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind
 from autotune.hardware.collect import collect
 from autotune.router import Router
 from autotune.table.dump import write_table
+from autotune.tuner.deadline import Deadline
+from autotune.worker.jobs import ProveJob
 from benchmarks.soak import Soaked, Target, defect, job_of, main, nbytes, targets
 from tests.table.samples import FACTS, FALLBACK, FASTER, HIGH, LOW, SLOWER, SPLIT, decided, table_of
 
@@ -98,9 +100,26 @@ def test_a_failure_is_told_at_once(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "left out: 2 cells" in said and "in 1 of 9 cells, 1 s: 1 failures, 0 not run" in said
 
 
-def test_real_launches_within_their_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_real_launches_until_the_time_is_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is over with the first row: a child may take long to start where others work."""
+    rows: list[CheckResult] = []
+    add = Soaked.add
+
+    def counted(found: Soaked, job: ProveJob, row: CheckResult, target: Target) -> None:
+        rows.append(row)
+        add(found, job, row, target)
+
+    class UntilTheFirst(Deadline):
+        @property
+        def passed(self) -> bool:
+            return bool(rows)
+
+    monkeypatch.setattr(Soaked, "add", counted)
+    monkeypatch.setattr("benchmarks.soak.Deadline", UntilTheFirst)
     path = tmp_path / "table.yaml"
     write_table(table_of([decided(1, LOW, FASTER)], facts=collect("cpu", threads=1)), path)
-    assert main([str(path), "--device", "cpu", "--seconds", "1.5"]) == 0
+    assert main([str(path), "--device", "cpu", "--seconds", "100"]) == 0
     said = capsys.readouterr().out
     assert "| torch-splitkv | " in said and "in 1 of 1 cells" in said and "0 failures, 0 not run" in said

@@ -29,14 +29,20 @@ print("told:", *found)
 
 
 def test_time_that_is_up_ends_a_wait(capsys: pytest.CaptureFixture[str]) -> None:
-    found = []
     before = signal.getsignal(signal.SIGTERM)
     with ending("loop", 0.0, grace_s=0.05):
-        found.append(1)
         queue.SimpleQueue[None]().get()
-    assert found == [1]
     assert capsys.readouterr().err == "loop: its time is up; what was found until then:\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_time_that_is_up_while_a_signal_is_obeyed_kills_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ending("loop", 0.0, grace_s=0.2):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            time.sleep(0.4)  # children end
+    assert capsys.readouterr().err == "loop: stopped by a signal; what was found until then:\n"
 
 
 def test_a_body_that_ends_by_itself_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import sqlite3
@@ -14,6 +15,7 @@ from rich.console import Console
 from autotune.cli import output
 from autotune.hardware.collect import collect
 from autotune.router import Router
+from autotune.table.dump import write_table
 from autotune.table.load import load_table
 from tests.console import Place, Result, cli, columns_of
 
@@ -55,6 +57,20 @@ def test_export_writes_the_table_again(done: Place, finished: tuple[Place, Resul
     (hardware,) = done.rows("SELECT id FROM hardware")[0]
     assert cli("export", *done.flags(), "--hardware", hardware[:6]).code == 0
     assert cli("export", *done.flags(), "--hardware", "zzz").code == 1
+
+
+def test_a_table_that_loses_cells_is_said_to(done: Place, finished: tuple[Place, Result]) -> None:
+    kept = load_table(finished[0].table)
+    (entry,) = kept.entries
+    other = dataclasses.replace(entry, q_len=entry.q_len + 1)
+    done.out.mkdir(exist_ok=True)
+    write_table(dataclasses.replace(kept, entries=(entry, other)), done.table)
+    result = cli("export", *done.flags())
+    assert result.code == 0
+    rows = len(entry.routes.rows) * len(entry.batch_size)
+    assert f"{done.table}: the table that was there had {rows} cells that this one has not" in result.err
+    done.table.write_text("no table")
+    assert cli("export", *done.flags()).err == cli("export", *done.flags()).err == ""
 
 
 def test_export_without_a_study(done: Place) -> None:

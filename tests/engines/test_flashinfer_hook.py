@@ -251,6 +251,18 @@ def test_a_pool_with_gaps_is_left_alone(tmp_path: Path, library: Library) -> Non
     assert library.called == ["decode"]
 
 
+def test_a_pool_is_known_by_vs_strides_too(tmp_path: Path, library: Library) -> None:
+    """Alike but for V's strides, and called after the one that the table has."""
+    hook = hook_of(tmp_path)
+    arguments = decode_call((200,))
+    k, v = arguments["kv_cache"]
+    hook.explain(**arguments)
+    odd = v.as_strided(v.shape, (v.stride(0) // 2, *v.stride()[1:]))
+    assert "lie in no pool that a table has" in hook.explain(**{**arguments, "kv_cache": (k, odd)})
+    half = {**arguments, "kv_cache": (k, v.view(torch.float16))}
+    assert "operands are" in hook.explain(**half)
+
+
 def test_a_router_that_was_suspended_is_asked_anew(tmp_path: Path, library: Library) -> None:
     hook = hook_of(tmp_path)
     arguments = decode_call((200,))  # within the table, answered by the context kernel

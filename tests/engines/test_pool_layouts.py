@@ -65,7 +65,16 @@ def _spread_heads() -> Views:
     return raw[0, :, :, ::2], raw[1, :, :, ::2]
 
 
-@pytest.mark.parametrize("made", [_between_layers, _padded_pages, _v_first, _two_packed, _spread_heads])
+def _v_pages_apart() -> Views:
+    """A fused pool but that V's pages have gaps, which only its own stride says."""
+    raw = torch.zeros((3 * PAGES, TOKENS, HEADS, DIM))
+    return raw[:PAGES], raw[PAGES::2]
+
+
+MADE = [_between_layers, _padded_pages, _v_first, _two_packed, _spread_heads, _v_pages_apart]
+
+
+@pytest.mark.parametrize("made", MADE)
 def test_what_no_table_has_is_no_layout(made: object) -> None:
     assert callable(made)
     k, v = made()

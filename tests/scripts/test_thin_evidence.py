@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +11,28 @@ import pytest
 from autotune.replay.read import read_recording
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "thin_evidence.py"
 EVIDENCE = ROOT / "tests" / "data" / "h200-evidence.db.xz"
 
 
-def thin(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "thin_evidence.py"), *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def main(arguments: list[str]) -> int:
+    """The script's, without a process that imports torch first."""
+    spec = importlib.util.spec_from_file_location("thin_evidence", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return int(module.main(arguments))
 
 
-def test_a_thinned_file_thinned_again_is_the_same(tmp_path: Path) -> None:
+def test_a_thinned_file_thinned_again_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "again.db"
-    done = thin(EVIDENCE, target)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert main([str(EVIDENCE), str(target)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
     again = read_recording(target, lambda offers: offers[0][0])
     first = read_recording(EVIDENCE, lambda offers: offers[0][0])
     counts = f"{len(first.cells)} cells, {len(first.decisions)} decided, {len(first.checks)} checks"
-    assert counts in done.stdout
+    assert counts in said.out
     assert (again.study, again.cells, again.checks) == (first.study, first.cells, first.checks)
     assert (again.timings, again.decisions) == (first.timings, first.decisions)
     assert [path.name for path in tmp_path.iterdir()] == ["again.db"]
@@ -42,12 +47,16 @@ def test_a_thinned_file_thinned_again_is_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_cannot_thin_is_one_line(
-    content: bytes | None, flags: tuple[str, ...], says: str, tmp_path: Path
+    content: bytes | None,
+    flags: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = tmp_path / "in.db"
     source.write_bytes(EVIDENCE.read_bytes() if content is None else content)
-    done = thin(source, tmp_path / "out.db", *flags)
-    assert done.returncode == 1
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert main([str(source), str(tmp_path / "out.db"), *flags]) == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert len(said.splitlines()) == 1
     assert not (tmp_path / "out.db").exists()

@@ -67,7 +67,7 @@ def test_proven_safe_and_faster_is_named_with_its_numbers() -> None:
     ("candidate", "rounds", "reason", "detail"),
     [
         (FAST, rounds_of(12, ctx=30.0, fast=20.0), Reason.UNPROVEN, "fast: timing stopped after 12"),
-        (FAST, [], Reason.UNPROVEN, "fast: timing stopped after 0"),
+        (FAST, [], Reason.UNPROVEN, "fast: not timed yet"),
         (FAST, rounds_of(7, ctx=20.0, fast=20.0), Reason.NOT_FASTER, "fast: 0 of 7"),
         (FAST, rounds_of(128, ctx=21.0, fast=20.0), Reason.UNDECIDED, "fast: 0 of 128"),
         (Candidate("u", UNSAFE), [], Reason.CANDIDATE_UNSAFE, "u: illegal_access at 0x10"),

@@ -148,6 +148,25 @@ def test_a_proof_that_turns_unsafe(run: OpenedRun) -> None:
     fresh(run, cell)
 
 
+def test_a_fault_that_another_process_finds(run: OpenedRun, computed: Computed) -> None:
+    """It is taken up before a table is written."""
+    cell = run.cells[0].cell
+    assert run.judge.known(cell).decision.reason is Reason.PROVEN_FASTER
+    fault = CheckResult(
+        TIMING, TIMING_VERSION, CheckStatus.FAILED, 1, kind=FailureKind.ILLEGAL_ACCESS, detail="SIGSEGV"
+    )
+    other = Repository(run.repository.database)
+    other.save_proof(run.fingerprint, cell, "fast", 1, fault, repro="")
+    run.book.renew()
+    assert run.judge.known(cell).decision.reason is Reason.CANDIDATE_UNSAFE
+    fresh(run, cell)
+    run.learn()
+    computed.since()
+    run.book.renew()  # nothing new
+    run.learn()
+    assert computed.since() == 0
+
+
 def test_why_timing_ended(tmp_path: Path, computed: Computed) -> None:
     def unresolved(index: int) -> float:
         return 9.0 if index % 2 else 11.0

@@ -259,6 +259,28 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_what_tau_opens_again_is_timed_at_once(tmp_path: Path, many: Path) -> None:
+    def speed(cell: str, again: bool, index: int) -> float:
+        return 1.13 * 1.04 if again else 1.13 if index % 4 else 1.10
+
+    told: list[str] = []
+
+    class Watching(Silent):
+        def cell_done(self, cell: Cell, decision: Decision) -> None:
+            told.append("done")
+
+        def cell_again(self, cell: Cell, decision: Decision) -> None:
+            assert decision.reason is Reason.PROVEN_FASTER
+            told.append("again")
+
+    worker = cast(Worker, SecondWorker(speed=speed))
+    with opened(tmp_path / "db", FAST, cells_of(many)) as run:
+        Tuner(run, Crew([worker]), worker, Watching(), Deadline(None), None).sweep()
+        # six claim at the floor and are drawn; at three of the tau that they give they do not claim any more
+        assert told == ["done"] * 6 + ["again"] * 6 + ["done"] * 2
+        assert reasons(run) == {Reason.PROVEN_FASTER}
+
+
 def near(odd: Callable[[str], float | None]) -> Speed:
     """1.10 at first, 2 % less in second processes: a margin of 6 %, near up to 12 %; odd cells otherwise."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
@@ -56,12 +57,27 @@ def no_safe_route(published: Published) -> int:
     return sum(cell.decision.reason is Reason.NO_SAFE_ROUTE for cell in published.cells)
 
 
+_DECIMALS = re.compile(r"\d+\.\d+")
+
+
 def unproven(published: Published) -> list[dict[str, Any]]:
-    """Why cells are open: each distinct reason with its number of cells, the most frequent first."""
-    reasons = Counter(
-        cell.decision.detail for cell in published.cells if cell.decision.reason is Reason.UNPROVEN
-    )
-    return [{"cells": count, "detail": detail} for detail, count in reasons.most_common()]
+    """Why cells are open: each reason with its number of cells, the most frequent first.
+
+    Reasons that differ in decimals alone, such as a bound's, are one; what differs is left out.
+    """
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for cell in published.cells:
+        if cell.decision.reason is Reason.UNPROVEN:
+            alike[_DECIMALS.sub("", cell.decision.detail)].append(cell.decision.detail)
+    found = [{"cells": len(details), "detail": _common(details)} for details in alike.values()]
+    return sorted(found, key=lambda each: -each["cells"])
+
+
+def _common(details: list[str]) -> str:
+    """The text that they share, ``...`` for each decimal that differs."""
+    numbers = zip(*(_DECIMALS.findall(detail) for detail in details), strict=True)
+    kept = iter([same[0] if len(set(same)) == 1 else "..." for same in numbers])
+    return _DECIMALS.sub(lambda _: next(kept), details[0])
 
 
 def summary_json(

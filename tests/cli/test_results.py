@@ -8,12 +8,16 @@ import hashlib
 import json
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from autotune.cli import output
+from autotune.domain.decision import Decision, Reason
 from autotune.hardware.collect import collect
+from autotune.report.summary import unproven
 from autotune.router import Router
 from autotune.table.dump import write_table
 from autotune.table.load import load_table
@@ -245,6 +249,17 @@ def test_why_cells_are_open_is_said(done: Place) -> None:
     assert "1 cell unproven for other reasons" in lines
     listed = cli("export", *done.flags(), "--json").json["unproven"]
     assert [each["cells"] for each in listed] == [1] * 4
+
+
+def test_reasons_that_differ_in_decimals_are_one() -> None:
+    details = ["a: 1.10 under 1.2", "a: 1.15 under 1.2", "a: not timed yet", "a: stopped after 8", "a: 9"]
+
+    def cell(detail: str) -> SimpleNamespace:
+        return SimpleNamespace(decision=Decision(None, Reason.UNPROVEN, detail))
+
+    found = unproven(cast(Any, SimpleNamespace(cells=[cell(detail) for detail in details])))
+    assert found[0] == {"cells": 2, "detail": "a: ... under 1.2"}
+    assert [each["detail"] for each in found[1:]] == details[2:]
 
 
 def test_doctor(done: Place) -> None:

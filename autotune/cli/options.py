@@ -87,6 +87,14 @@ Budget = Annotated[
         "a self-test that it starts with runs to its end.",
     ),
 ]
+PlanBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="With --strategy adaptive: how many cells a run of 90s, 10m, 1h30m, ... would reach.",
+    ),
+]
 Search = Annotated[
     SearchName,
     typer.Option(

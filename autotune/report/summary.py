@@ -98,6 +98,7 @@ def summary_json(
         "cells": progress.cells,
         "settled": progress.settled,
         "settled_by_this_call": progress.now,
+        "open_again": progress.reopened,
         "waiting_for_second_process": dict(progress.waiting),
         "out_of_budget": progress.out_of_budget,
         "devices_at_work": list(progress.devices),
@@ -143,6 +144,8 @@ def summary_text(
         "",
         f"{data['settled']} of {data['cells']} cells settled, {data['settled_by_this_call']} by this call",
     ]
+    if progress.reopened:
+        lines[-1] += f"; {progress.reopened} of earlier calls' are open again"
     lines[-1] += _waiting(progress.waiting, run.study.objectives[0])
     if open_cells and data["out_of_budget"]:
         lines[-1] += "; budget spent, the same command goes on"

@@ -49,6 +49,7 @@ class Progress:
     these had none when the call began. ``out_of_budget`` says whether the deadline ended it. ``devices``
     worked at the same time, if there were several: what was measured has seen that. ``phases`` are predicted
     and measured seconds. ``waiting`` are cells that only wait for a second process, by objective.
+    ``reopened`` had a final answer when the call began, and have none now: tau has moved, or a check is new.
     """
 
     cells: int
@@ -58,6 +59,7 @@ class Progress:
     devices: tuple[str, ...] = ()
     phases: Mapping[str, Phase] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
+    reopened: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class Tuner:
             tuple(lane.name for lane in self._lanes),
             self._pace.call,
             after.by_objective,
+            len(before.settled - after.settled),
         )
 
     def _rechecker(self, racer: Racer, timer: Renewed) -> Rechecker:

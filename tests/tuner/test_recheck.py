@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from autotune.bench.record import Round
 from autotune.domain.cell import Cell
 from autotune.domain.decision import Decision, Reason
 from autotune.domain.fingerprint import Facts, Scalar
 from autotune.domain.verdict import FailureKind, Status, UnprovenReason
+from autotune.report.summary import summary_text
 from autotune.table.dump import dump_table
 from autotune.table.load import load_table
 from autotune.tuner import sample
@@ -21,7 +24,7 @@ from autotune.tuner.book import TIMING
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
 from autotune.tuner.listener import Silent
-from autotune.tuner.publish import accusations, build, decide_all
+from autotune.tuner.publish import accusations, build, decide_all, publish
 from autotune.tuner.racer import Ended
 from autotune.tuner.recheck import Rechecker
 from autotune.tuner.run import OpenedRun
@@ -29,7 +32,7 @@ from autotune.tuner.sample import ROUNDS, draw, due
 from autotune.tuner.strategy import Exhaustive
 from autotune.tuner.tally import Tally
 from autotune.tuner.target import Target
-from autotune.tuner.tuner import Tuner
+from autotune.tuner.tuner import Progress, Tuner
 from autotune.worker.base import Broken, Failed, Outcome
 from autotune.worker.jobs import ProveJob, TimeJob
 from autotune.worker.worker import Worker
@@ -279,6 +282,37 @@ def test_what_tau_opens_again_is_timed_at_once(tmp_path: Path, many: Path) -> No
         # six claim at the floor and are drawn; at three of the tau that they give they do not claim any more
         assert told == ["done"] * 6 + ["again"] * 6 + ["done"] * 2
         assert reasons(run) == {Reason.PROVEN_FASTER}
+
+
+def test_a_call_that_ends_with_cells_open_again_says_so(tmp_path: Path, many: Path) -> None:
+    def speed(cell: str, again: bool, index: int) -> float:
+        return 1.13 * 1.04 if again else 1.13 if index % 4 else 1.10
+
+    worker = SecondWorker(speed=speed)
+    with opened(tmp_path / "db", FAST, cells_of(many)) as run:
+        first = sweep(run, worker, trials=5)
+        assert (first.settled, first.now, first.reopened) == (5, 5, 0)
+
+        class UntilTau(Deadline):
+            @property
+            def passed(self) -> bool:
+                return run.judge.tau() is not None
+
+        workers = [cast(Worker, worker)]
+        second = Tuner(run, Crew(workers), workers[0], Silent(), UntilTau(None), None).sweep()
+        assert run.judge.tau() is not None
+        # the five of the first call claim no more, nor does the sixth, which was this call's
+        assert (second.settled, second.now, second.reopened) == (0, 0, 5)
+        assert "5 of earlier calls' are open again" in said(run, second, tmp_path)
+        third = sweep(run, worker)
+        assert (third.settled, third.now, third.reopened) == (8, 8, 0)
+
+
+def said(run: OpenedRun, progress: Progress, folder: Path) -> str:
+    """The summary's text, as a command prints it."""
+    console = Console(file=io.StringIO(), width=1000)
+    console.print(summary_text(run, progress, publish(run, folder)))
+    return cast(io.StringIO, console.file).getvalue()
 
 
 def near(odd: Callable[[str], float | None]) -> Speed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -157,7 +157,8 @@ class Tuner:
                     recheck.sample()
                     if (now := self._taus()) != taus:
                         taus = now
-                        self._reopened(hands, given_up)
+                        # at once: a search has its best cells behind it, and a budget may not reach the end
+                        self._time_on(hands, lambda cell: not self._run.answers_first(cell))
             recheck.sample(last=self._trials is None or len(pending) <= self._trials)
             self._second(recheck, hands)
             self._amend()
@@ -187,31 +188,23 @@ class Tuner:
         if not any(judge.measured for judge in self._run.judges):
             return
         for _ in range(SECOND_PASSES):
-            decided = self._run.repository.decisions(self._run.study)
-            trials = self._run.repository.trials(self._run.study)
-            given_up = {key for key, trial in trials.items() if trial.given_up}
-            items = [it for it in self._run.cells if it.cell.id in decided and it.cell.id not in given_up]
-            for item in items:
-                if not self._deadline.passed and not self._strategy.settled(item.cell):
-                    self._settle(Pick(item, again=True), hands, told=True)
-            if self._deadline.passed or not recheck.agree([item.cell for item in items]):
+            cells = self._time_on(hands)
+            if self._deadline.passed or not recheck.agree(cells):
                 return
 
     def _taus(self) -> list[float | None]:
         return [judge.tau(name) for judge in self._run.judges for name in judge.objectives.names]
 
-    def _reopened(self, hands: _Hands, given_up: Collection[str]) -> None:
-        """Time on what a tau that has moved opened again of the answers that the tables give.
-
-        At once: a search has this call's best cells behind it, and a budget may not reach the end.
-        """
+    def _time_on(self, hands: _Hands, wanted: Callable[[Cell], bool] = lambda _: True) -> list[Cell]:
+        """Settle again what is wanted and open of the cells that have a decision; all these cells."""
         decided = self._run.repository.decisions(self._run.study)
-        for item in self._run.cells:
-            open_ = item.cell.id in decided and item.cell.id not in given_up
-            if not open_ or self._deadline.passed or self._run.answers_first(item.cell):
-                continue
-            if not self._strategy.settled(item.cell):
+        trials = self._run.repository.trials(self._run.study)
+        given_up = {key for key, trial in trials.items() if trial.given_up}
+        items = [it for it in self._run.cells if it.cell.id in decided and it.cell.id not in given_up]
+        for item in items:
+            if not self._deadline.passed and wanted(item.cell) and not self._strategy.settled(item.cell):
                 self._settle(Pick(item, again=True), hands, told=True)
+        return [item.cell for item in items]
 
     def _in_lanes(self, strategy: Strategy) -> tuple[_Hands, Renewed]:
         """Settle cells on several devices at once: the hands and timer of one that is left."""

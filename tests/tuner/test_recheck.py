@@ -386,20 +386,26 @@ def test_where_a_second_process_refuses_the_next_best_gets_its_own(tmp_path: Pat
         assert {answers[key].reason for key in left} == {Reason.UNDECIDED}
 
 
-def test_a_near_claim_is_open_until_its_second_process_has_run(tmp_path: Path, many: Path) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    """What ends a call as a kill does."""
 
-    place = cells_of(many)
-    worker = SecondWorker(speed=near(lambda cell: None))
+
+def killed_at_the_first_near_claim(folder: Path, place: Target, worker: SecondWorker) -> None:
+    """A call that dies in the first second process after the sample's, its chunk not committed."""
 
     def die() -> None:
         if worker.again and len(worker.begun) > DRAWN:
             raise Killed
 
     worker.on_chunk = die
-    with opened(tmp_path / "db", FAST, place) as run, pytest.raises(Killed):
+    with opened(folder, FAST, place) as run, pytest.raises(Killed):
         sweep(run, worker)
+
+
+def test_a_near_claim_is_open_until_its_second_process_has_run(tmp_path: Path, many: Path) -> None:
+    place = cells_of(many)
+    worker = SecondWorker(speed=near(lambda cell: None))
+    killed_at_the_first_near_claim(tmp_path / "db", place, worker)
     with opened(tmp_path / "db", FAST, place) as run:
         waiting = [it.decision for it in decide_all(run) if it.decision.reason is Reason.UNPROVEN]
         assert len(waiting) == 2
@@ -422,9 +428,6 @@ def test_a_near_claim_is_open_until_its_second_process_has_run(tmp_path: Path, m
 def test_one_that_waits_under_another_objective_only_is_counted_so(tmp_path: Path, many: Path) -> None:
     """At both ends of a call, though its decision, by the first objective, is final."""
 
-    class Killed(BaseException):
-        pass
-
     class Step(SecondWorker):
         """``fast`` runs twice as fast, and its preparation makes a step 1.10 times as fast, then 1.078."""
 
@@ -434,15 +437,8 @@ def test_one_that_waits_under_another_objective_only_is_counted_so(tmp_path: Pat
             return replace(one, prepare_us={name: prepare if name == "fast" else 1.0 for name in live})
 
     many.write_text(MANY.replace('objectives: ["graph"]', 'objectives: ["graph", "step"]'))
-    place, worker = cells_of(many), Step()
-
-    def die() -> None:
-        if worker.again and len(worker.begun) > DRAWN:
-            raise Killed
-
-    worker.on_chunk = die
-    with opened(tmp_path / "db", FAST, place) as run, pytest.raises(Killed):
-        sweep(run, worker)
+    place = cells_of(many)
+    killed_at_the_first_near_claim(tmp_path / "db", place, Step())
     with opened(tmp_path / "db", FAST, place) as run:
         started: list[int] = []
 
@@ -520,9 +516,6 @@ def test_more_cells_share_a_child_that_must_agree_than_one_of_the_sample(
 
 @pytest.mark.parametrize("chunk", [2, 5, 25])
 def test_killed_after_any_chunk_it_ends_as_if_it_had_not_been(tmp_path: Path, chunk: int) -> None:
-    class Killed(BaseException):
-        pass
-
     speed = shifted(1.10, -0.02)
     with opened(tmp_path / "whole", FAST, SIX_CELLS) as run:
         sweep(run, SecondWorker(speed=speed))

@@ -47,6 +47,16 @@ def bytes_at(address: int, nbytes: int) -> torch.Tensor:
     return torch.as_tensor(_Bytes(address, nbytes), device="cuda")
 
 
+def offset_of(
+    placement: Placement, size: int, nbytes: int, slack: int = 0, align: int = DEFAULT_ALIGN
+) -> int:
+    """Where an operand begins in a mapping of ``size`` bytes: at the alignment, as near to its end or start
+    as ``slack`` lets it. What is left between them is canary, not a hole: fewer than ``align`` bytes."""
+    if placement is Placement.TAIL:
+        return (size - slack - nbytes) // align * align
+    return -(-slack // align) * align
+
+
 @dataclass(slots=True)
 class _Operand:
     name: str
@@ -83,10 +93,7 @@ class CudaVmmArena:
         nbytes = count * torch.empty((), dtype=dtype).element_size()
         align = align or DEFAULT_ALIGN
         mapping = self._space.map(nbytes + self.slack + align, wide=name in POOLS)
-        if self.placement is Placement.TAIL:
-            offset = (mapping.size - self.slack - nbytes) // align * align
-        else:
-            offset = -(-self.slack // align) * align
+        offset = offset_of(self.placement, mapping.size, nbytes, self.slack, align)
         operand = _Operand(name, mapping, offset, nbytes)
         self._operands.append(operand)
         bytes_at(mapping.address, mapping.size).fill_(CANARY)
@@ -156,4 +163,4 @@ class CudaVmmArena:
             self._space.unmap(operand.mapping)
 
 
-__all__ = ["ArenaError", "CudaVmmArena", "address_space", "bytes_at"]
+__all__ = ["ArenaError", "CudaVmmArena", "address_space", "bytes_at", "offset_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -10,9 +11,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from autotune.arena.base import Placement
+from autotune.arena.cuda_vmm import offset_of
+from autotune.arena.operands import Recipe, pages_of
+from autotune.checks import registry
+from autotune.checks.base import Trial
+from autotune.checks.launch import Stage, Tally
+from autotune.cli.context import SEED, ask
+from autotune.cli.filters import Filters
+from autotune.domain.fingerprint import Facts
+from autotune.routes.planted_cuda import PlantedCuda
+from autotune.tuner.prover import seed_of
+
+GRANULARITY = 2 << 20  # of a CUDA mapping
+ENTRY_BYTES = 4
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fault_demo.py"
 # a shell with a child, which it waits for
@@ -120,3 +137,81 @@ def test_its_package_offers_two_routes(device: str, tmp_path: Path) -> None:
         f"demo-hangs={prefix}hang",
         f"demo-strays={prefix}narrow-table",
     ]
+
+
+def _no_arena(placement: Placement) -> Any:
+    raise AssertionError("nothing is launched here")
+
+
+class _StopError(Exception):
+    """A check goes no further: it has said what it would launch."""
+
+
+class _Recorder:
+    """Stands for an opened session: operands are asked of it, nothing is launched."""
+
+    def __init__(self) -> None:
+        self.recipes: list[Recipe] = []
+        self.arena = self
+
+    def build(self, recipe: Recipe) -> Any:
+        self.recipes.append(recipe)
+        return SimpleNamespace(recipe=recipe)
+
+    def launch(self, *_: object, **__: object) -> None:
+        """Recorded when it was built."""
+
+    def fire(self, *_: object) -> None:
+        raise _StopError
+
+
+def launches(name: str, trial: Trial) -> list[Recipe]:
+    """What a check launches first, with operands flush at the tail."""
+    recorder = _Recorder()
+    stage: Any = Stage(name, trial, Placement.TAIL, Tally())
+    stage.sequence = lambda recipes, label: recorder.recipes.extend(recipes)
+    stage.opened = lambda recipe: contextlib.nullcontext(recorder)
+    check: Any = registry.get(name)
+    # poisoned_output makes its guard rows of real operands
+    with contextlib.suppress(_StopError, AttributeError):
+        check._launches(stage)
+    assert recorder.recipes
+    return recorder.recipes
+
+
+def first_stray(cells: list[str]) -> tuple[str, int, bool]:
+    """The first launch in which the planted table is too narrow: its check, its number, whether it faults.
+
+    The study is the one that the script's ``cells`` ask for, its seeds and lengths those of ``autotune run``,
+    and the table lies where CUDA's arena puts it.
+    """
+    asked: dict[str, Any] = {
+        flag[2:].replace("-", "_"): value for flag, value in zip(cells[::2], cells[1::2], strict=True)
+    }
+    filters = Filters(**asked)
+    grid = ask("h200", "generic", None, filters).grid
+    (column,) = {item.cell.column for item in grid.cells}
+    kv_lens = tuple(sorted({column.max_context, *(item.cell.kv_high for item in grid.cells)}))
+    facts = Facts("cuda", {"compute_capability": "9.0"}, {})
+    page = column.shape.page_size
+    for name in registry.runs(column, "cuda"):
+        seed = seed_of(SEED, column.id, "demo-strays", name)
+        route = PlantedCuda("planted-cuda-narrow-table")
+        trial = Trial(route, column, facts, kv_lens, seed, "cuda", _no_arena, lambda _: None)
+        for number, recipe in enumerate(launches(name, trial), 1):
+            lens = recipe.kv_lens
+            width = max(1, pages_of(max(lens) - column.q_len, page))
+            if pages_of(max(lens), page) == width:
+                continue
+            nbytes = len(lens) * width * ENTRY_BYTES
+            end = ((len(lens) - 1) * width + pages_of(lens[-1], page)) * ENTRY_BYTES
+            return name, number, offset_of(Placement.TAIL, GRANULARITY, nbytes) + end > GRANULARITY
+    raise AssertionError("no launch reads past the table")
+
+
+def test_the_stray_read_lands_past_the_mapping() -> None:
+    cells = demo.CELLS["gpu"]
+    assert first_stray(cells) == ("ragged_lengths", 1, True)
+    # what an H200 said of one request: a NaN, in launch 5 of the check
+    alone = ["1" if before == "--batch" else word for before, word in zip(["", *cells], cells, strict=False)]
+    assert first_stray(alone) == ("ragged_lengths", 5, False)

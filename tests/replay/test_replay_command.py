@@ -18,8 +18,9 @@ from autotune.bench.objective import graph
 from autotune.cli.context import all_routes, ask, target
 from autotune.cli.filters import Filters
 from autotune.replay.clock import RecordedClock
+from autotune.replay.packing import pack
 from autotune.replay.read import read_recording
-from autotune.replay.recording import Recording
+from autotune.replay.recording import RecordedTiming, Recording
 from autotune.replay.replay import replay
 from autotune.replay.routes import recorded_routes
 from autotune.replay.worker import RecordedWorker
@@ -219,17 +220,28 @@ def test_a_route_that_was_not_recorded_is_told(tmp_path: Path) -> None:
     assert "route fa3 was not recorded; there are fa2, fmha-v2, xqa-decode" in result.line
 
 
+def cut(timing: RecordedTiming, rounds: int) -> RecordedTiming:
+    """As if the study had ended after so many of the cell's rounds."""
+    return RecordedTiming(pack(timing.rounds[:rounds]), ((rounds, timing.seconds),))
+
+
 def test_a_look_at_a_route_that_joined_late_is_answered(recording: Recording) -> None:
     asked = ask("h200", "sglang", None, Filters(models="llama-3.1-70b", dtype="bf16", q_len="4", batch="4"))
     there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
     routes = recorded_routes(recording, all_routes("cuda"))
+    # the fallback was timed beside it from round 152, 144, 120, 48 and 32 on
+    short = {item.cell.id for item in asked.grid.cells if item.cell.kv_high in (1024, 4096)}
+    assert len(short) == 2
+    recording = replace(
+        recording,
+        timings={cell: cut(each, 120) if cell in short else each for cell, each in recording.timings.items()},
+    )
     worker = cast(Runs, RecordedWorker(recording, routes, RecordedClock()))
     scout = Scout(worker, there, recording.study.seed)
     looks = {
         item.cell.kv_high: scout.look(item.cell, ("fmha-v2", "xqa-decode"), graph)
         for item in asked.grid.cells
     }
-    # the fallback was never timed beside it in the short rows, and from round 32 to 120 on in the long ones
     assert {kv: set(look.times) for kv, look in looks.items() if look.times} == {
         16384: {"fmha-v2", "xqa-decode"},
         65536: {"fmha-v2", "xqa-decode"},

@@ -12,8 +12,8 @@ Set-up: the arena with everything that the column's operands and the route's ses
 the guarded one writes its canary pattern over all of it, the plain one touches nothing.
 
 Checks: one check as a run makes it, in a worker's child, guarded and plain in random order; then, once, every
-check of the column in guarded memory. On CUDA, where compute-sanitizer works, one check in a process of its
-own with the tool and without.
+check of the column in guarded memory. On CUDA, where compute-sanitizer works, launches in a process of its
+own with the tool and without (``sanitizer_cost.py``), for which 70 s of ``--limit`` are kept.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -50,14 +50,12 @@ from autotune.hardware.errors import HardwareError
 from autotune.routes.base import Allocate, Capture, Need, Route, Session
 from autotune.routes.registry import routes
 from autotune.sanitizer import tool as sanitizer
-from autotune.sanitizer.examine import Ended, judge
-from autotune.sanitizer.process import capture
-from autotune.sanitizer.report import parse
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.prover import repro_command
 from autotune.worker.jobs import ProveJob, prove
 from autotune.worker.worker import Worker
+from benchmarks import sanitizer_cost
 from benchmarks.ending import ending
+from benchmarks.sanitizer_cost import Look
 
 PLAIN = "plain"
 WARM_UP = 3
@@ -65,10 +63,8 @@ LEAST_ROUNDS = 20
 REPLAYS = 10  # of a graph, in a round
 SETUPS = 9
 CHECKS = 5
-SANITIZED = 3
 CHECK = "reference"
-SANITIZER_LIMIT_S = 120.0
-# Kept of --limit for the processes with and without it: 7 to 8 s each on an H200.
+# Kept of --limit for the processes with the tool and without it: a proof under it takes 7 to 8 s on an H200.
 SANITIZER_S = 70.0
 
 Request = tuple[str, tuple[int, ...], torch.dtype, "int | None"]
@@ -352,44 +348,6 @@ def cost(
     )
 
 
-def sanitized(
-    route: Route,
-    case: Case,
-    facts: Facts,
-    rng: random.Random,
-    rounds: int,
-    deadline: Deadline | None = None,
-) -> Paired | str:
-    """One check under compute-sanitizer against the same process without; or why there is no number."""
-    if facts.device != "cuda":
-        return "compute-sanitizer is for CUDA"
-    if (path := sanitizer.find()) is None:
-        return "compute-sanitizer is not installed"
-    repro = repro_command(job_of(route, case, facts, CHECK, default_kind(facts.device), rng.getrandbits(31)))
-    limit_s = SANITIZER_LIMIT_S
-    env = sanitizer.environment(repro, limit_s)
-
-    def run(words: list[str]) -> float:
-        start = time.perf_counter()
-        captured = capture(words, env, min(limit_s, deadline.left + 1.0) if deadline else limit_s)
-        taken = time.perf_counter() - start
-        if words[0] == str(path):
-            found = judge(captured, parse(captured.output), limit_s)
-            if found.ended is not Ended.NOTHING:
-                raise RuntimeError(found.note)
-        if captured.late or captured.status != 0:
-            raise RuntimeError(f"status {captured.status}: {captured.output.strip()[-300:]}")
-        return taken
-
-    ways = (partial(run, sanitizer.command(path, repro)), partial(run, sanitizer.proof(repro)))
-    try:
-        for way in ways:
-            way()  # modules and compiled kernels from here on come from caches
-        return paired(ways, rng, rounds)
-    except (RuntimeError, OSError) as error:
-        return f"no number: {' '.join(str(error).split())}"
-
-
 @dataclass(frozen=True)
 class Options:
     """What was asked."""
@@ -406,7 +364,7 @@ class Found:
 
     costs: list[Cost] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    under: Paired | str = "not reached"
+    look: Look = field(default_factory=Look)
 
     def add(self, cost: Cost) -> None:
         """One more line, told at once."""
@@ -458,11 +416,12 @@ def main(given: Sequence[str] | None = None) -> int:
         found.skipped.append(" ".join(f"ended by {type(error).__name__}: {error}".split())[:300])
     show(facts, found)
     if asked.json:
+        under = found.look.cost()
         result = {
             "facts": facts.to_dict(),
             "costs": [asdict(each) for each in found.costs],
             "skipped": found.skipped,
-            "sanitizer": found.under if isinstance(found.under, str) else asdict(found.under),
+            "sanitizer": found.look.line() if under is None else {**asdict(under), "factor": under.factor},
         }
         asked.json.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if found.costs else 1
@@ -504,12 +463,10 @@ def measure(chosen: list[Route], facts: Facts, options: Options, found: Found) -
                             raise
                         found.skip(" ".join(f"{where}: {error}".split()))
     if not found.costs:
-        found.under = "no route runs here"
-    elif looks and deadline.passed:
-        found.under = "no time left"
-    else:
-        first = next(route for route in chosen if route.name == found.costs[0].route)
-        found.under = sanitized(first, cases(facts.device)[0], facts, options.rng, SANITIZED, deadline)
+        found.look.said = "no route runs here"
+        return
+    limit = Deadline(min(sanitizer_cost.LIMIT_S, deadline.left))
+    sanitizer_cost.measure(found.costs[0].route, facts.device, found.look, limit, options.rng)
 
 
 def _absent(route: Route, column: Column, facts: Facts) -> str | None:
@@ -520,7 +477,7 @@ def _absent(route: Route, column: Column, facts: Facts) -> str | None:
 
 def show(facts: Facts, found: Found) -> None:
     """Print the tables."""
-    costs, under = found.costs, found.under
+    costs = found.costs
     print(f"{facts.hardware['name']}, guarded: {default_kind(facts.device)}\n")
     print("| route | column | kv | guarded us | plain us | ratio | 80 % of them | rounds |")
     print("|---|---|---|---|---|---|---|---|")
@@ -545,13 +502,7 @@ def show(facts: Facts, found: Found) -> None:
             f"| {setup.second * 1e3:.2f} | {check.first * 1e3:.0f} | {check.second * 1e3:.0f} "
             f"| {check.ratio:.2f} | {each.all_checks} in {each.all_checks_s:.2f} s |"
         )
-    if isinstance(under, str):
-        print(f"\nsanitizer: {under}")
-    else:
-        print(
-            f"\nsanitizer: one check in a process of its own, {under.first:.1f} s with compute-sanitizer, "
-            f"{under.second:.1f} s without ({under.ratio:.2f} x, {under.rounds} rounds)"
-        )
+    print(f"\nsanitizer: {found.look.line()}")
     for line in dict.fromkeys(found.skipped):
         print(f"not measured: {line}")
 

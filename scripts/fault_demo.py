@@ -54,9 +54,9 @@ class Strays(_Demo):
 class Hangs(_Demo):
     name, planted = "demo-hangs", "{prefix}hang"
 """
-# On the GPU 8 requests: their page table is made of whole 16-byte units, so that it ends where its mapping does,
-# and the first batch of `ragged_lengths` reads past it. The table of one request has up to 12 bytes of canary
-# behind it: the read stays inside, and shows as a NaN.
+# On the GPU 8 requests: their page table is made of whole 16-byte units, so that it ends where its mapping
+# does, and the first batch of `ragged_lengths` reads past it. The table of one request has up to 12 bytes of
+# canary behind it: the read stays inside, and shows as a NaN.
 CELLS = {
     "cpu": ["--batch", "1", "--q-len", "4", "--dtype", "fp32"],
     "gpu": [

@@ -20,8 +20,49 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 
 
+class End:
+    """How long the body of :func:`ending` may go on, and what ended it.
+
+    Attributes:
+        why: it was cut off; "" where it ended by itself.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.why = ""
+        self._grace = grace_s
+        self._late = threading.Event()
+        self._timer: threading.Timer | None = None
+
+    def allow(self, seconds: float) -> None:
+        """The body has ``seconds`` from now, whatever it had before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.stop()
+        self._timer = threading.Timer(max(0.0, seconds + self._grace), self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def stop(self) -> None:
+        """It has no limit any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()  # a signal on its way arrives while it is still caught
+
+    def interrupted(self) -> None:
+        """A signal ended it, its own or another."""
+        self.why = "its time is up" if self._late.is_set() else "stopped by a signal"
+
+    def _cut(self) -> None:
+        # another signal has come first, and the body is on its way out: a second one would kill it
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            return
+        self._late.set()
+        # to the main thread by name: a wait for a child is interrupted only there
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
 @contextlib.contextmanager
-def ending(name: str, seconds: float | None = None, grace_s: float = GRACE_S) -> Iterator[None]:
+def ending(name: str, seconds: float | None = None, grace_s: float = GRACE_S) -> Iterator[End]:
     """Ctrl-C, SIGTERM and the end of its time leave the body where it stands, with a line on stderr.
 
     What follows the ``with`` block tells what there is; a second signal then ends the process at once. A body
@@ -29,35 +70,21 @@ def ending(name: str, seconds: float | None = None, grace_s: float = GRACE_S) ->
 
     Args:
         name: of the script, in the line.
-        seconds: the body's time; ``grace_s`` later it is cut off. None: it has no limit.
+        seconds: the body's time, until it is given another; ``grace_s`` later it is cut off. None: it has no
+            limit.
     """
-    main = threading.main_thread()
-    late = threading.Event()
-
-    def cut() -> None:
-        # another signal has come first, and the body is on its way out: a second one would kill it
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            return
-        late.set()
-        # to the main thread by name: a wait for a child is interrupted only there
-        signal.pthread_kill(main.ident or 0, signal.SIGTERM)
-
+    end = End(grace_s)
     try:
         with interruptible():
-            timer = None
-            if seconds is not None and threading.current_thread() is main:
-                timer = threading.Timer(max(0.0, seconds + grace_s), cut)
-                timer.daemon = True
-                timer.start()
             try:
-                yield
+                if seconds is not None:
+                    end.allow(seconds)
+                yield end
             finally:
-                if timer is not None:
-                    timer.cancel()
-                    timer.join()  # a signal on its way arrives while it is still caught
+                end.stop()
     except Interrupted:
-        why = "its time is up" if late.is_set() else "stopped by a signal"
-        sys.stderr.write(f"{name}: {why}; what was found until then:\n")
+        end.interrupted()
+        sys.stderr.write(f"{name}: {end.why}; what was found until then:\n")
 
 
 class Pulse:
@@ -72,9 +99,11 @@ class Pulse:
         self._start = self._next = now
         self._next += every_s
 
-    def beat(self, now: float, text: str) -> None:
-        """Called as often as one likes."""
-        if now >= self._next:
-            self._next = now + self._every
-            sys.stderr.write(f"{self._name}: {now - self._start:.0f} s: {text}\n")
-            sys.stderr.flush()
+    def beat(self, now: float, text: str) -> bool:
+        """Called as often as one likes; whether it said so this time."""
+        if now < self._next:
+            return False
+        self._next = now + self._every
+        sys.stderr.write(f"{self._name}: {now - self._start:.0f} s: {text}\n")
+        sys.stderr.flush()
+        return True

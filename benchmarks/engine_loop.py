@@ -12,7 +12,9 @@ the same pool. A fault of a kernel, or a wrong number, ends the run with exit 1 
 Then the time per step: ``install`` against stock (the library's own call), always-fallback and always-decode,
 each captured, replayed in random order in one run; every captured size has as many rounds, or one more, where
 ``--timing-seconds`` end it. The two parts are two processes where other work shares the device with the
-first. ``--json`` is written after each part, and what a signal leaves of the last one is told.
+first. ``--seconds`` are those of the soak's steps; imports and captures come before them. ``--json`` is
+written while the soak goes on and after each part; what a signal, or the end of its time, leaves of the last
+one is told, marked as ``cut``, after a look at the canaries.
 
 ``--device cpu`` is a dry run of this file: no graph, plain Python, a stand-in for FlashInfer that computes in
 fp32, the table's own facts taken for this machine's. Its times mean nothing.
@@ -31,12 +33,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autotune.arena.factory import open_arena
 from autotune.checks.oracle import bound
+from autotune.cli.signals import Interrupted
 from autotune.domain.cell import Column
 from autotune.engines import flashinfer
 from autotune.engines.choice import Choice
@@ -50,12 +53,15 @@ from autotune.routes.flashinfer.masks import fill_causal_mask
 from autotune.table.model import Entry
 from benchmarks.ending import Pulse, ending
 
+if TYPE_CHECKING:
+    from autotune.arena.base import Arena
+
 PARTS = ("soak", "timing")
 MODES = ("install", "stock", "always-fallback", "always-decode")
 WORKSPACE_BYTES = 512 << 20
 ALIGN = 16
 REPLAYS = 5  # of a graph, in a timed round
-CAPTURE_S = 40.0  # beside the parts' own times: imports, modules, pools, captures of four modes
+SETUP_S = 120.0  # for what comes before a part: modules, pools, captures
 
 
 @dataclass(frozen=True)
@@ -91,9 +97,6 @@ class Forced:
     def refused(self, detail: str) -> Choice:
         raise RuntimeError(f"the benchmark's own metadata break the contract: {detail}")
 
-    def capture(self, *_: object) -> None:
-        return
-
 
 class Engine:
     """Operands of one layer kind, in one arena; lengths and pages are written in place."""
@@ -107,13 +110,13 @@ class Engine:
         # one page of the pool belongs to no request: rows that pad a batch point to it, as an engine's do
         pages = most * self.pages_each + 1
         self.chance = random.Random(settings.seed)
-        generator = torch.Generator(settings.device).manual_seed(settings.seed)
+        self.generator = torch.Generator(settings.device).manual_seed(settings.seed)
         self.pools = []
         for layer in range(settings.layers):
             pool = allocate(
                 f"kv{layer}", (2, pages, self.page, shape.num_kv_heads, shape.head_dim), torch.bfloat16
             )
-            pool.normal_(generator=generator)
+            pool.normal_(generator=self.generator)
             self.pools.append(pool)
         rows = most * self.q_len
         heads = (rows, shape.num_qo_heads, shape.head_dim)
@@ -156,7 +159,7 @@ class Engine:
         self.live[size] = lens[:live]
         self.tables[size].copy_(table)
         self.lens[size].copy_(torch.tensor(lens, dtype=torch.int32))
-        self.query.normal_()
+        self.query.normal_(generator=self.generator)
 
     def step(self, size: int) -> None:
         """All layers of one step, by whatever stands in FlashInfer now."""
@@ -234,6 +237,8 @@ def as_mode(mode: str, router: Router, engine: Engine, fallback: str) -> Iterato
     if mode != "install":
         forced: Any = Forced(fallback if mode == "always-fallback" else None)
         runtime.chooser = lambda *_, **__: forced  # type: ignore[method-assign]
+        # no table said so: there is nothing that a later one could change
+        runtime.recorded = lambda *_: None  # type: ignore[method-assign]
     hook = flashinfer.install(runtime)
     hook.scratch.give(engine.scratch)
     try:
@@ -248,15 +253,19 @@ def soak(
     limit: float,
     settings: Settings,
     found: dict[str, Any],
+    keep: Callable[[], None],
 ) -> None:
     """Replay with other lengths until the time is over; ``found`` says at any moment how far it came.
+
+    Args:
+        keep: called now and then.
 
     Raises:
         LoopError: a fault, or an error above ``limit``.
     """
     start = time.monotonic()
     end, pulse = start + settings.seconds, Pulse("engine_loop", start)
-    found |= {"steps": 0, "launches": 0, "verified": 0, "worst_error": 0.0}
+    found |= {"seconds": 0.0, "steps": 0, "launches": 0, "verified": 0, "worst_error": 0.0}
     while time.monotonic() < end or found["steps"] == 0:
         size = engine.chance.choice(settings.batches)
         engine.renew(size)
@@ -272,13 +281,15 @@ def soak(
         except Exception as error:
             text = " ".join(str(error).split())[:300]
             raise LoopError(f"{where}: {type(error).__name__}: {text}") from error
+        found["seconds"] = round(time.monotonic() - start, 1)
         found["steps"] += 1
         found["launches"] += settings.layers
         if check:
             found["worst_error"], found["verified"] = max(found["worst_error"], off), found["verified"] + 1
             if not off <= limit:
                 raise LoopError(f"{where}: error {off:.4g} exceeds {limit:.4g}")
-        pulse.beat(time.monotonic(), f"{found['steps']} steps, worst error {found['worst_error']:.4g}")
+        if pulse.beat(time.monotonic(), f"{found['steps']} steps, worst error {found['worst_error']:.4g}"):
+            keep()
 
 
 def timed(step: Callable[[], None], device: str) -> float:
@@ -362,12 +373,18 @@ def pick(router: Router, heads: tuple[int, int, int], q_len: int) -> Entry:
 
 
 def run(
-    entry: Entry, router: Router, settings: Settings, found: dict[str, Any], keep: Callable[[], None]
+    entry: Entry,
+    router: Router,
+    settings: Settings,
+    found: dict[str, Any],
+    keep: Callable[[], None],
+    allow: Callable[[float], None],
 ) -> None:
     """Capture, soak, time: whatever ``settings.parts`` ask for, into ``found``.
 
     Args:
         keep: called when a part is complete.
+        allow: told how many seconds the next part may take.
 
     Raises:
         LoopError: a fault, a wrong number, or a table whose fallback cannot be called from a graph.
@@ -379,9 +396,8 @@ def run(
     limit = bound(Column(entry.shape, entry.dtypes, entry.q_len, max(settings.batches), entry.max_context))
     counts: dict[str, dict[str, int]] = {}
     found |= {"arena": kind, "error_bound": limit, "captured": counts}
-    with open_arena(kind, settings.device) as arena:
-        # what torch's allocator guarantees an engine is more; XQA and fmha-v2 ask for this much
-        engine = Engine(entry, settings, lambda *what: arena.tensor(*what, align=ALIGN))
+
+    def parts(engine: Engine) -> None:
         steps: dict[str, dict[int, Callable[[], None]]] = {}
 
         def captured(mode: str) -> None:
@@ -396,22 +412,54 @@ def run(
 
         captured("install")
         if "soak" in settings.parts:
-            soak(steps["install"], engine, limit, settings, found.setdefault("soak", {}))
+            allow(settings.seconds)
+            soak(steps["install"], engine, limit, settings, found.setdefault("soak", {}), keep)
             keep()
         if "timing" in settings.parts:
+            allow(SETUP_S)
             for mode in MODES:
                 if mode not in steps:
                     captured(mode)
             seen: dict[int, dict[str, list[float]]] = {
                 size: {mode: [] for mode in MODES} for size in settings.batches
             }
+            allow(settings.timing_seconds)
+            start = time.monotonic()
             try:
                 compare(steps, engine, settings, seen)
             finally:
+                found["timing_seconds"] = round(time.monotonic() - start, 1)
                 found["per_step"] = medians(seen)
             keep()
-        if overwritten := arena.overwritten():
-            raise LoopError(f"canaries were overwritten: {'; '.join(overwritten)}")
+
+    with open_arena(kind, settings.device) as arena:
+        try:
+            # what torch's allocator guarantees an engine is more; XQA and fmha-v2 ask for this much
+            parts(Engine(entry, settings, lambda *what: arena.tensor(*what, align=ALIGN)))
+        except Interrupted:
+            try:
+                _canaries(arena, found)
+            except Exception as error:  # it is cut off all the same
+                found["failed"] = _told(error)
+            raise
+        _canaries(arena, found)
+
+
+def _canaries(arena: Arena, found: dict[str, Any]) -> None:
+    """Say whether they are intact.
+
+    Raises:
+        LoopError: some are not.
+    """
+    overwritten = "; ".join(arena.overwritten())
+    found["canaries"] = overwritten or "intact"
+    if overwritten:
+        raise LoopError(f"canaries were overwritten: {overwritten}")
+
+
+def _told(error: Exception) -> str:
+    name = "" if isinstance(error, LoopError) else f"{type(error).__name__}: "
+    return f"{name}{' '.join(str(error).split())[:500]}"
 
 
 def _under(mode: str, router: Router, engine: Engine, fallback: str, size: int) -> Callable[[], None]:
@@ -433,7 +481,7 @@ def main() -> int:
     parser.add_argument("--batch", default="1,2,4,8,16", help="captured sizes (default 1,2,4,8,16)")
     parser.add_argument("--max-kv", type=int, default=16384, help="longest request (default 16384)")
     parser.add_argument("--part", choices=PARTS, help="only this one; both if left out")
-    parser.add_argument("--seconds", type=float, default=300.0, help="of the soak (default 300)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the soak's steps (default 300)")
     parser.add_argument("--timing-seconds", type=float, default=60.0, help="of the timing (default 60)")
     parser.add_argument("--rounds", type=int, default=40, help="timed rounds a size (default 40)")
     parser.add_argument("--verify-every", type=int, default=10, metavar="N")
@@ -460,13 +508,14 @@ def main() -> int:
         "table": str(given.table),
         "heads": given.heads,
         "q_len": given.q_len,
+        # whoever kills it leaves a file that says so
+        "cut": "not finished",
     }
 
     def keep() -> None:
         if given.json is not None:
             given.json.write_text(json.dumps(found, indent=1) + "\n")
 
-    status = 0
     with contextlib.ExitStack() as stack:
         if given.device == "cpu":
             from autotune.table.load import load_table
@@ -489,20 +538,19 @@ def main() -> int:
         entry = pick(router, (heads[0], heads[1], heads[2]), given.q_len)
         if not entry.q_len <= settings.max_kv <= entry.max_context:
             raise SystemExit(f"engine_loop: --max-kv must lie in {entry.q_len}..{entry.max_context}")
-        most = settings.seconds * ("soak" in settings.parts)
-        most += settings.timing_seconds * ("timing" in settings.parts)
         try:
-            with ending("engine_loop", most, grace_s=CAPTURE_S):
-                run(entry, router, settings, found, keep)
+            with ending("engine_loop", SETUP_S) as end:
+                run(entry, router, settings, found, keep, end.allow)
+            found["cut"] = end.why
         except Exception as error:  # whatever a library raises: what was found is told
-            status = 1
-            text = " ".join(str(error).split())[:500]
-            name = "" if isinstance(error, LoopError) else f"{type(error).__name__}: "
-            found["failed"] = f"{name}{text}"
+            found |= {"cut": "", "failed": _told(error)}
+        if "failed" in found:
             print(f"engine_loop: {found['failed']}", file=sys.stderr)
+    if not found["cut"]:
+        del found["cut"]
     keep()
     print(json.dumps(found, indent=1), flush=True)
-    return status
+    return int("failed" in found)
 
 
 if __name__ == "__main__":

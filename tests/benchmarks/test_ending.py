@@ -36,6 +36,14 @@ def test_time_that_is_up_ends_a_wait(capsys: pytest.CaptureFixture[str]) -> None
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_the_body_may_be_given_another_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with ending("loop", 3600.0, grace_s=0.05) as end:
+        end.allow(0.0)
+        queue.SimpleQueue[None]().get()
+    assert end.why == "its time is up"
+    assert capsys.readouterr().err == "loop: its time is up; what was found until then:\n"
+
+
 def test_time_that_is_up_while_a_signal_is_obeyed_kills_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with ending("loop", 0.0, grace_s=0.2):
         try:
@@ -46,8 +54,9 @@ def test_time_that_is_up_while_a_signal_is_obeyed_kills_nothing(capsys: pytest.C
 
 
 def test_a_body_that_ends_by_itself_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with ending("loop", 3600.0):
-        pass
+    with ending("loop", 3600.0) as end:
+        end.allow(7200.0)
+    assert end.why == ""
     with pytest.raises(ValueError, match="its own"), ending("loop", 3600.0):
         raise ValueError("its own")
     assert capsys.readouterr().err == ""
@@ -72,6 +81,6 @@ def test_a_signal_loses_nothing() -> None:
 def test_a_pulse_is_not_a_flood(capsys: pytest.CaptureFixture[str]) -> None:
     start = time.monotonic()
     pulse = Pulse("soak", start, every_s=20.0)
-    for at in (1.0, 19.9, 20.0, 21.0, 39.9, 40.0):
-        pulse.beat(start + at, f"at {at}")
+    times = (1.0, 19.9, 20.0, 21.0, 39.9, 40.0)
+    assert [at for at in times if pulse.beat(start + at, f"at {at}")] == [20.0, 40.0]
     assert capsys.readouterr().err == "soak: 20 s: at 20.0\nsoak: 40 s: at 40.0\n"

@@ -110,6 +110,8 @@ kernel with this fault is found at every shape. A proof holds for what was prove
 batch and machine. A fault that shows in one launch of a hundred is found as often as it is met: `repeats`
 makes ten of the same launch, all checks together some hundred of unlike ones.
 
+What one H200 answered to mistakes like these, made in its real kernels: [h200.md](h200.md).
+
 ## By kind
 
 {by_kind(rows)}

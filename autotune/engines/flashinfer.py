@@ -439,9 +439,8 @@ class Hook:
         broken = self._broken(choice.route or request.kind.called, column, step, request.out, own)
         if broken is None:
             return choice, column
-        if choice.route is not None:
-            return Choice(None, "contract", broken, decided=False), column
-        # the decode kernel would be called with these operands: the seed's fault is found here
+        # the seed's fault is found here; where the table names the context kernel, the engine's own is no way
+        # out: the decode kernel would be called with these operands
         choice = chooser.refused(broken)
         if choice.route is None:
             return choice, column

@@ -143,6 +143,26 @@ def test_the_seeds_fault_is_refused_and_served_by_the_fallback(tmp_path: Path, l
     assert hook.counts["xqa-decode", "proven_faster"] == 1
 
 
+@pytest.mark.parametrize("batch", LENS)
+def test_a_table_too_narrow_is_served_by_the_fallback_whatever_the_cell_says(
+    tmp_path: Path, library: Library, batch: int
+) -> None:
+    """Where the answer is the fallback anyhow, a refusal must not send the call to the decode kernel."""
+    wrong = decode_call((*(min(kv_len, 128) for kv_len in LENS[batch][:-1]), 200))
+    wrong["block_tables"] = wrong["block_tables"][:, :3].contiguous()
+    hook = hook_of(tmp_path, miss="fallback")
+    call(**wrong)
+    assert library.called == ["fmha_v2"]
+    assert library.calls[0][1]["max_kv_len"] == 192
+    assert hook.counts == {("fmha-v2", "contract"): 1}
+    hook.uninstall()
+    library.calls.clear()
+    stock = hook_of(tmp_path)
+    with pytest.raises(standin.IllegalAccessError):
+        call(**wrong)
+    assert library.called == ["decode"] and stock.counts == {("xqa-decode", "contract"): 1}
+
+
 def test_left_alone_where_an_argument_says_more(tmp_path: Path, library: Library) -> None:
     hook = hook_of(tmp_path, miss="fallback")
     ragged = decode_call((200,)) | {"max_q_len": 4, "cum_seq_lens_q": torch.tensor([0, 4])}

@@ -8,10 +8,14 @@
 Pages of 16, 32 and 128 tokens, head_dim 64, q_len 6 to 16, odd GQA groups, long KV at q_len 1, fp8 around
 q_len x group = 32 (where XQA changes its kernel on SM90), sliding windows, sinks, odd batches under graph
 replay. Each column goes to every route that supports it, with all checks (``--quick``: the ones that find
-most), in order, until a check fails or the time is up. One row per column and route, printed and written to
-``--out`` as a JSON line as soon as it is known, so that a run that is killed keeps them. A route whose module
-is not prebuilt here is ``not here`` and the module is named. Exit 0 whatever is found, 1 if no child can be
-had, 2 for a wrong flag, 3 if the device does not answer.
+most), in order, until a check fails or the time is up; all routes of a column before the next column. One row
+per column and route, printed and written to ``--out`` as a JSON line as soon as it is known, so that a run
+that is killed keeps them. A route whose module is not prebuilt here is ``not here`` and the module is named.
+
+With an ``--out`` that is there already a run goes on: rows that say something of this machine and this look
+(``--quick`` or not) stand, what was cut off or not here is looked at again. The last row of a column and
+route counts. Exit 0 whatever is found, 1 if no child can be had, 2 for a wrong flag or an ``--out`` that
+cannot be written, 3 if the device does not answer.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -23,7 +27,6 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -32,9 +35,8 @@ from autotune.arena.factory import default_kind
 from autotune.checks import oracle, registry
 from autotune.checks.launch import arithmetic_of
 from autotune.domain.cell import Column
-from autotune.domain.dtypes import BITS, PROFILES, Dtype, DTypes
+from autotune.domain.dtypes import BITS, Dtype
 from autotune.domain.fingerprint import Facts
-from autotune.domain.shape import KvLayout, Shape
 from autotune.domain.verdict import CheckResult, CheckStatus, Status, conclude
 from autotune.hardware.collect import collect
 from autotune.hardware.errors import HardwareError
@@ -46,6 +48,8 @@ from autotune.tuner.prover import repro_command, seed_of
 from autotune.worker.base import WorkerError
 from autotune.worker.jobs import ProveJob
 from autotune.worker.worker import Worker
+from benchmarks.corner_list import CORNERS, Corner
+from benchmarks.corner_rows import NOT_HERE, Found, Report, earlier
 from benchmarks.ending import Pulse, ending
 
 if TYPE_CHECKING:
@@ -60,137 +64,6 @@ PROVERS = {"cpu": 1, "cuda": 6}
 PROVING_SHARE = 0.8
 WORKSPACE_BYTES = 512 * 2**20
 STEP_TIMEOUT_S = 30.0
-NOT_HERE = "not here"
-MOST_DETAIL = 110
-
-
-@dataclass(frozen=True)
-class Corner:
-    """A column that upstream tests leave out, and why it is looked at."""
-
-    name: str
-    why: str
-    column: Column
-
-
-BF16, FP8, FP16 = PROFILES["bf16"], PROFILES["fp8"], DTypes("fp16", "fp16", "fp16")
-CONTEXT, LONG = 4096, 131072
-SWITCH = "XQA changes its kernel past q_len x group = 32"
-
-
-def _at(
-    heads: tuple[int, int, int],
-    page: int,
-    dtypes: DTypes,
-    q_len: int,
-    batch: int = 3,
-    context: int = CONTEXT,
-    *,
-    window: int = -1,
-    sinks: bool = False,
-    layout: KvLayout = KvLayout.FUSED_NHD,
-    pad_value: int = 1,
-) -> Column:
-    shape = Shape(*heads, page, kv_layout=layout.value, window_left=window, sinks=sinks)
-    return Column(shape, dtypes, q_len, batch, context, pad_value=pad_value)
-
-
-# In order of interest. Batches are odd and small: rows do not fill tiles, and a proof stays quick.
-CORNERS = (
-    Corner("fp8-at-32", f"{SWITCH}: the last below", _at((8, 1, 128), 64, FP8, 4)),
-    Corner("fp8-past-32", f"{SWITCH}: the first above", _at((8, 1, 128), 64, FP8, 5)),
-    Corner("group5", "GQA group 5 divides no tile", _at((5, 1, 128), 64, BF16, 4)),
-    Corner("group7", "GQA group 7 (28/4 heads)", _at((7, 1, 128), 64, BF16, 4)),
-    Corner("page16", "16 tokens a page", _at((8, 1, 128), 16, BF16, 4)),
-    Corner("page128", "128 tokens a page", _at((8, 1, 128), 128, BF16, 4)),
-    Corner("dim64", "head_dim 64", _at((8, 1, 64), 64, BF16, 4)),
-    Corner("window127", "a window that cuts a page", _at((8, 1, 128), 64, BF16, 4, window=127)),
-    Corner("sinks", "gpt-oss: sinks, head_dim 64", _at((8, 1, 64), 64, BF16, 4, sinks=True)),
-    Corner("q8", "q_len 8, past FlashInfer's tests", _at((8, 1, 128), 64, BF16, 8)),
-    Corner("long-q1-fp8", "one request, long KV, the most splits", _at((8, 1, 128), 64, FP8, 1, 1, LONG)),
-    Corner("long-q1", "one request, long KV, the most splits", _at((8, 1, 128), 64, BF16, 1, 1, LONG)),
-    Corner("q6-fp8", "q_len 6, past FlashInfer's tests", _at((8, 1, 128), 64, FP8, 6)),
-    Corner("q16", "q_len 16: half of a mask word", _at((8, 1, 128), 64, BF16, 16)),
-    Corner("group16-fp8-at-32", f"{SWITCH}: group 16, q_len 2", _at((32, 2, 256), 64, FP8, 2)),
-    Corner("group16-fp8-past-32", f"{SWITCH}: group 16, q_len 3", _at((32, 2, 256), 64, FP8, 3)),
-    Corner("batch67", "XQA splits otherwise from batch 67 on 132 SMs", _at((8, 1, 128), 64, BF16, 2, 67)),
-    Corner("batch33-fp8", "an odd batch under graph replay", _at((8, 1, 128), 64, FP8, 3, 33)),
-    Corner("pad0", "padded rows of no tokens", _at((8, 1, 128), 64, BF16, 4, pad_value=0)),
-    Corner("pad0-fp8", "padded rows of no tokens", _at((8, 1, 128), 64, FP8, 5, pad_value=0)),
-    Corner("page16-q1-fp8", "16 tokens a page, Hopper fp8 kernel", _at((8, 1, 128), 16, FP8, 1)),
-    Corner("page32-fp8-past-32", "32 tokens a page, Hopper fp8 kernel", _at((8, 1, 128), 32, FP8, 5)),
-    Corner("page32", "32 tokens a page", _at((8, 1, 128), 32, BF16, 4)),
-    Corner("page128-fp8", "128 tokens a page, Hopper fp8 kernel", _at((8, 1, 128), 128, FP8, 5)),
-    Corner("group6-fp8-below-32", f"{SWITCH}: 30, group 6", _at((6, 1, 128), 64, FP8, 5)),
-    Corner("group6-fp8-past-32", f"{SWITCH}: 36, group 6", _at((6, 1, 128), 64, FP8, 6)),
-    Corner("group12", "GQA group 12 (96/8 heads)", _at((12, 1, 128), 64, BF16, 4)),
-    Corner("group12-q1", "GQA group 12 at q_len 1", _at((12, 1, 128), 64, BF16, 1)),
-    Corner("group5-q1-fp8", "group 5, Hopper fp8 kernel", _at((5, 1, 128), 64, FP8, 1)),
-    Corner("group7-fp8-past-32", f"{SWITCH}: 35, group 7", _at((7, 1, 128), 64, FP8, 5)),
-    Corner("q12", "q_len 12", _at((8, 1, 128), 64, BF16, 12)),
-    Corner("q16-fp8", "q_len 16, Hopper fp8 kernel", _at((8, 1, 128), 64, FP8, 16)),
-    Corner("q7-dim256", "q_len 7 at head_dim 256", _at((8, 1, 256), 64, BF16, 7)),
-    Corner("long-q1-dim256", "long KV at head_dim 256", _at((32, 2, 256), 64, BF16, 1, 1, LONG)),
-    Corner("window15-page16", "a window of one page", _at((8, 1, 128), 16, BF16, 4, window=15)),
-    Corner("window2", "a window smaller than q_len", _at((8, 1, 128), 64, BF16, 4, window=2)),
-    Corner(
-        "window127-fp8", "a window: the generic kernel above 32", _at((8, 1, 128), 64, FP8, 5, window=127)
-    ),
-    Corner(
-        "window127-q1", "a window at q_len 1, long KV", _at((8, 1, 128), 64, BF16, 1, 2, 32768, window=127)
-    ),
-    Corner("sinks-window", "gpt-oss's other layers", _at((8, 1, 64), 64, BF16, 4, window=127, sinks=True)),
-    Corner("sinks-fp8", "sinks: the generic kernel above 32", _at((8, 1, 64), 64, FP8, 5, sinks=True)),
-    Corner("dim64-q1-fp8", "head_dim 64, Hopper fp8 kernel", _at((8, 1, 64), 64, FP8, 1)),
-    Corner("group1", "as many KV heads as query heads", _at((8, 8, 128), 64, BF16, 4)),
-    Corner("group4-hnd", "several KV heads, HND", _at((32, 8, 128), 64, BF16, 4, layout=KvLayout.FUSED_HND)),
-    Corner(
-        "interleaved", "vLLM's pool, HND", _at((16, 2, 128), 16, BF16, 4, layout=KvLayout.INTERLEAVED_HND)
-    ),
-    Corner("fp16", "fp16 throughout", _at((8, 1, 128), 64, FP16, 4)),
-)
-
-
-@dataclass
-class Found:
-    """What came of one corner and route.
-
-    Attributes:
-        verdict: a status's word, or ``not here``.
-        bound: what its errors are held to.
-    """
-
-    corner: Corner
-    route: str
-    verdict: str
-    kind: str = ""
-    check: str = ""
-    detail: str = ""
-    worst_error: float | None = None
-    bound: float | None = None
-    limits: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ()
-    checks: int = 0
-    launches: int = 0
-    repro: str = ""
-
-    def to_dict(self) -> dict[str, object]:
-        """JSON-ready values."""
-        data = {**vars(self), "corner": self.corner.name, "why": self.corner.why}
-        return {**data, "column": self.corner.column.to_dict()}
-
-    def line(self) -> str:
-        """One row of the table."""
-        error = (
-            "" if self.worst_error is None or not self.bound else f"{self.worst_error:.3g}/{self.bound:.3g}"
-        )
-        said = "; ".join([*self.requires, *self.limits]) or self.detail
-        said = said if len(said) <= MOST_DETAIL else said[: MOST_DETAIL - 3] + "..."
-        column = f"{self.corner.name}: {self.corner.column}"
-        return (
-            f"| {column} | {self.route} | {self.verdict} | {self.kind} | {self.check} | {error} "
-            f"| {said.replace('|', '/')} |"
-        )
 
 
 @dataclass
@@ -228,41 +101,6 @@ class Proving:
             verdict.launches,
             "" if verdict.status is Status.SAFE else repro_command(telling),
         )
-
-
-class Report:
-    """Prints rows and writes them, each as soon as it is known."""
-
-    def __init__(self, stream: IO[str] | None) -> None:
-        self._stream = stream
-        self.counts: Counter[str] = Counter()
-        self.corners: set[str] = set()
-        self.unsupported = 0
-        self.unsafe: list[Found] = []
-        print("| corner | route | verdict | kind | check | worst error/bound | says |", flush=True)
-        print("|---|---|---|---|---|---|---|", flush=True)
-
-    def add(self, found: Found) -> None:
-        """One row."""
-        self.counts[found.verdict] += 1
-        if found.verdict not in (NOT_HERE, Status.UNPROVEN.value):
-            self.corners.add(found.corner.name)
-        if found.verdict == Status.UNSAFE.value:
-            self.unsafe.append(found)
-        print(found.line(), flush=True)
-        if self._stream is not None:
-            self._stream.write(json.dumps(found.to_dict()) + "\n")
-            self._stream.flush()
-
-    def summary(self, seconds: float) -> None:
-        """What is told last."""
-        for found in self.unsafe:
-            print(f"\nunsafe: {found.route} in {found.corner.name}: {found.kind}: {found.detail}")
-            print(f"  {found.repro}")
-        said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(self.counts.items()))
-        print(f"\n{self.unsupported} pairs of a corner and a route that does not support it are left out")
-        rows = sum(self.counts.values())
-        print(f"{len(self.corners)} corners tried, {rows} rows in {seconds:.0f} s: {said or 'none'}")
 
 
 def missing_sizes(route: Route, column: Column, facts: Facts) -> str | None:
@@ -355,6 +193,8 @@ def hunt(
         for route in chosen:
             if route.supports(corner.column, facts):
                 report.unsupported += 1
+            elif report.stands(corner, route.name):
+                continue
             elif reason := absent(route, corner.column, facts):
                 report.add(Found(corner, route.name, NOT_HERE, detail=reason))
             else:
@@ -383,6 +223,22 @@ def hunt(
     finally:
         for left in work.values():
             report.add(left.found(facts))
+
+
+def machine(facts: Facts) -> str:
+    """What a row is about: the device, and what its kernels come from."""
+    words = (facts.hardware.get("name"), facts.software.get("flashinfer"), facts.software.get("driver"))
+    return " / ".join(str(word) for word in words if word)
+
+
+def _appending(path: Path) -> IO[str]:
+    """``path`` to write rows behind those it has; a line that a kill cut off is ended first."""
+    stream = path.open("a+")
+    stream.seek(0)
+    text = stream.read()  # ends where the appending begins
+    if text and not text.endswith("\n"):
+        stream.write("\n")
+    return stream
 
 
 def named(names: str | None, known: Sequence[str], what: str) -> list[str]:
@@ -418,7 +274,12 @@ def list_modules(corners: Sequence[Corner], chosen: Sequence[str], arch: str) ->
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON lines, appended as rows come")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines, appended as rows come; goes on where there are some",
+    )
     parser.add_argument("--seconds", type=float, default=240.0, help="no check begins after them")
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
     parser.add_argument("--routes", metavar="NAME,...", help="all of the device's if left out")
@@ -463,11 +324,16 @@ def main(given: Sequence[str] | None = None) -> int:
     except HardwareError as error:
         print(f"corners: {error}", file=sys.stderr)
         return 3
+    marks = {"look": "quick" if options.quick else "whole", "on": machine(facts)}
     began, lost = time.monotonic(), False
     with contextlib.ExitStack() as stack:
-        # beginning anew would lose what an earlier run found
-        stream = stack.enter_context(options.out.open("a")) if options.out else None
-        report = Report(stream)
+        try:
+            before = earlier(options.out, corners, marks) if options.out and options.out.exists() else []
+            stream = stack.enter_context(_appending(options.out)) if options.out else None
+        except OSError as error:
+            print(f"corners: --out {options.out}: {error.strerror or error}", file=sys.stderr)
+            return 2
+        report = Report(stream, marks, [found for found in before if found.route in {r.name for r in chosen}])
         try:
             with ending("corners", options.seconds):
                 hunt(

@@ -18,7 +18,9 @@ from autotune.prebuild import install, manifest
 from autotune.routes import registry as routes
 from autotune.routes.flashinfer import installed, library
 from benchmarks import corners
-from benchmarks.corners import CORNERS, QUICK, Corner, Report, absent, hunt, main, proving, task_of
+from benchmarks.corner_list import CORNERS, Corner
+from benchmarks.corner_rows import NOT_HERE, Found, Report, earlier, unfinished, wanting
+from benchmarks.corners import QUICK, absent, hunt, main, proving, task_of
 
 H200 = Facts("cuda", {"compute_capability": "9.0", "memory_gib": 140}, {"flashinfer": "0.7.2"})
 CPU = Facts("cpu", {}, {})
@@ -58,7 +60,7 @@ def test_rows_are_written_as_they_come(tmp_path: Path, capsys: pytest.CaptureFix
     kept: list[list[dict[str, Any]]] = []
 
     class Watched(Report):
-        def add(self, found: corners.Found) -> None:
+        def add(self, found: Found) -> None:
             super().add(found)
             kept.append([json.loads(line) for line in path.read_text().splitlines()])
 
@@ -166,3 +168,90 @@ def test_modules_are_named_by_the_library(
     monkeypatch.setattr(build, "modules_of", modules_of)
     assert main(["--list-modules", "--only", "group7", "--routes", "xqa-decode"]) == 0
     assert capsys.readouterr().out == "xqa_9.0  [xqa-decode]\n"
+
+
+def test_a_run_goes_on_where_its_file_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real launches the first time; the second looks at what was left, and at nothing else."""
+    path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(corners, "CORNERS", (SMALL,))
+    monkeypatch.setattr(corners, "QUICK", QUICK[:2])
+    asked = ["--device", "cpu", "--out", str(path), "--quick"]
+    assert main([*asked, "--routes", "torch-sdpa", "--seconds", "300"]) == 0
+    assert main([*asked, "--seconds", "0"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("| torch-sdpa | safe |") == 1 and "going on: 1 rows of earlier runs stand" in said
+    assert "0 corners complete, 1 open: small (1); the same command" in said
+    assert said.endswith("1 corners tried, 2 rows in 0 s: 1 safe, 1 unproven\n")
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(row["route"], row["verdict"]) for row in kept] == [
+        ("torch-sdpa", "safe"),
+        ("torch-splitkv", "unproven"),
+    ]
+    # another look is another matter, and so is another machine
+    assert main([*asked[:-1], "--seconds", "0"]) == 0
+    monkeypatch.setattr(corners, "machine", lambda facts: "another")
+    assert main([*asked, "--seconds", "0"]) == 0
+    assert "going on" not in capsys.readouterr().out
+
+
+def row(corner: Corner, route: str, verdict: str, detail: str = "") -> Found:
+    return Found(corner, route, verdict, detail=detail, limits=("far",), checks=3)
+
+
+def test_earlier_rows(tmp_path: Path) -> None:
+    path, marks = tmp_path / "rows.jsonl", {"look": "whole", "on": "H200 / 0.7.2"}
+    moved = Corner("fp8", "", SMALL.column)
+    with path.open("w") as stream:
+        report = Report(stream, marks)
+        report.add(row(SMALL, "fa2", "unproven", "budget"))
+        report.add(row(SMALL, "fa2", "safe"))
+        report.add(row(moved, "fa2", "safe"))  # that name has another column now
+        stream.write(json.dumps(row(SMALL, "fa3", "safe").to_dict()) + "\n")  # from before there were marks
+        stream.write(json.dumps({**row(SMALL, "xqa", "safe").to_dict(), "on": "B200"}) + "\n")
+        stream.write('[1]\n{"corner": "small"}\n' + json.dumps(row(SMALL, "fmha-v2", "safe").to_dict())[:90])
+    assert earlier(path, [SMALL, FP8], marks) == [row(SMALL, "fa2", "safe"), row(SMALL, "fa3", "safe")]
+    with corners._appending(path) as stream:
+        Report(stream, marks).add(row(SMALL, "fmha-v2", "refused"))
+    assert earlier(path, [SMALL], marks)[-1] == row(SMALL, "fmha-v2", "refused")
+
+
+def test_a_row_that_the_file_has_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    absent_row = row(SMALL, "fa3", NOT_HERE, "module m is not built")
+    for _ in range(2):
+        before = earlier(path, [SMALL], {}) if path.exists() else []
+        with path.open("a") as stream:
+            report = Report(stream, {}, before)
+            assert not report.stands(SMALL, "fa3")  # it may be here by now
+            report.add(absent_row)
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_missing_modules_are_counted_with_what_builds_them() -> None:
+    remedy = (
+        "autotune prebuild --gpu h200 --out DIR where there is a compiler, "
+        "then autotune prebuild --out DIR --into /at/flashinfer here"
+    )
+    rows = [
+        *(
+            row(SMALL, f"r{i}", NOT_HERE, f"module m1 is not built and cannot be (x): {remedy}")
+            for i in (1, 2)
+        ),
+        row(FP8, "r1", NOT_HERE, "module m2 was built for head sizes 128 only"),
+        row(FP8, "r2", "safe"),
+    ]
+    counted, commands = wanting(rows)
+    assert counted == "not here, 3 rows for want of 2 modules: 2 x m1, 1 x m2"
+    assert "corners.py --list-columns > columns.json, then autotune prebuild --gpu h200 --columns" in commands
+    assert commands.endswith("then autotune prebuild --out DIR --into /at/flashinfer here")
+    assert "--gpu PROFILE --columns columns.json --out DIR" in wanting(rows[2:])[1]
+    assert wanting(rows[3:]) == unfinished(rows) == []
+
+
+def test_an_out_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--device", "cpu", "--out", str(tmp_path / "none" / "rows.jsonl")]) == 2
+    assert capsys.readouterr().err.startswith("corners: --out ")

@@ -205,9 +205,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, default=TABLE, help="a routing table (the shipped H200 one)")
     options = parser.parse_args(given)
     torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # what the hook would log is told
     device = "cpu" if options.gpu == "cpu" else "cuda"
     with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)  # what the hook would log is told
         try:
             here = collect(device, threads=1)
             facts = load_table(options.table).facts if device == "cpu" else here

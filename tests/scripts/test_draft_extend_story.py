@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import subprocess
@@ -63,6 +64,7 @@ def test_a_table_that_does_not_route_the_call_is_not_the_story(
     # at batch 4 this table's rows name different kernels, so that a length that is not known is a miss
     assert story.main(["--table", str(tables.write(tmp_path / "t.yaml"))]) == 1
     refused, routed = re.split(r"^(?=3 )", capsys.readouterr().out, flags=re.MULTILINE)
+    assert logging.root.manager.disable == logging.NOTSET  # as it was
     assert refused.startswith("2 refused: fmha-v2 at ") and "NOT AS TOLD" not in refused
     assert "rows_disagree" in routed and routed.endswith("   NOT AS TOLD\n")
 

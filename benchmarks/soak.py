@@ -10,7 +10,7 @@ inside a proven cell, or a pass that needs a promise which the table does not as
 autotune: its line, printed at once, ends with the command that shows it again. Exit 1 if there was one.
 
 ``--memory`` is for a device that others use too: cells of which one launch may take more are left out and
-counted, and launches run side by side only as far as they fit.
+counted, a layer kind at a time, and launches run side by side only as far as they fit.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -61,12 +61,18 @@ RUNS_PER_SECOND = 8
 
 
 class Target(NamedTuple):
-    """A cell where the table names a route, and what its proof requires."""
+    """A cell where the table names a route, what its proof requires, and the layers that it is of."""
 
     column: Column
     kv_low: int
     kv_high: int
     requires: frozenset[str]
+    layers: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Which cell it is."""
+        return self.column.id, self.kv_high
 
 
 def targets(table: RoutingTable) -> list[Target]:
@@ -74,6 +80,7 @@ def targets(table: RoutingTable) -> list[Target]:
     found = []
     for entry in table.entries:
         needs = {proof.route: frozenset(proof.requires) for proof in entry.proof}
+        layers = f"{', '.join(entry.models)}, {entry.dtypes.kv} KV"
         low = entry.q_len
         for row in entry.routes.rows:
             for size, letter in zip(entry.batch_size, row.letters, strict=True):
@@ -86,7 +93,7 @@ def targets(table: RoutingTable) -> list[Target]:
                         entry.max_context,
                         pad_value=table.policy.pad_value,
                     )
-                    found.append(Target(column, low, row.kv_high, needs[table.legend[letter]]))
+                    found.append(Target(column, low, row.kv_high, needs[table.legend[letter]], layers))
             low = row.kv_high + 1
     return found
 
@@ -145,7 +152,7 @@ class Soaked:
 
     launches: Counter[str] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
-    cells: set[str] = field(default_factory=set)
+    cells: set[tuple[str, int]] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
     undone: Counter[str] = field(default_factory=Counter)
 
@@ -153,7 +160,7 @@ class Soaked:
         """Count a row; a defect is told at once."""
         self.launches[job.route] += row.launches
         self.runs[job.route] += 1
-        self.cells.add(f"{target.column.id} {target.kv_high}")
+        self.cells.add(target.key)
         if said := defect(row, target):
             self.failures.append(f"{said}\n  {repro_command(job)}")
             print(f"FAILED: {self.failures[-1]}", flush=True)
@@ -167,20 +174,33 @@ class Soaked:
             f"{len(self.failures)} failures, {sum(self.undone.values())} not run"
         )
 
-    def report(self, cells: int, left_out: int, seconds: float) -> None:
-        """The table, and what was not done."""
+    def report(self, named: Sequence[Target], fitting: Sequence[Target], seconds: float) -> None:
+        """The tables, and what was not done.
+
+        Args:
+            named: cells where the table names a route.
+            fitting: those of them that were drawn from.
+        """
         print("| route | runs | launches |")
         print("|---|---|---|")
         for route in sorted(self.runs):
             print(f"| {route} | {self.runs[route]} | {self.launches[route]} |")
+        print("\n| layers | cells | of these left out for --memory | launched |")
+        print("|---|---|---|---|")
+        every, fit = Counter(t.layers for t in named), Counter(t.layers for t in fitting)
+        launched = Counter(t.layers for t in fitting if t.key in self.cells)
+        for layers in sorted(every):
+            left_out = every[layers] - fit[layers]
+            print(f"| {layers} | {every[layers]} | {left_out} | {launched[layers]} |")
+        print()
         for failure in self.failures:
             print(failure)
         for line, count in self.undone.most_common(5):
             print(f"not run, {count} times: {line}")
-        if left_out:
+        if left_out := len(named) - len(fitting):
             print(f"left out: {left_out} cells that may take more memory than --memory allows")
         print(
-            f"\n{sum(self.launches.values())} launches in {len(self.cells)} of {cells} cells, "
+            f"\n{sum(self.launches.values())} launches in {len(self.cells)} of {len(named)} cells, "
             f"{seconds:.0f} s: {len(self.failures)} failures, {sum(self.undone.values())} not run"
         )
 
@@ -265,9 +285,9 @@ def main(given: Sequence[str] | None = None) -> int:
             )
     except WorkerError as error:
         print(f"soak: {error}", file=sys.stderr)
-        found.report(len(named), len(named) - len(cells), time.monotonic() - start)
+        found.report(named, cells, time.monotonic() - start)
         return 1
-    found.report(len(named), len(named) - len(cells), time.monotonic() - start)
+    found.report(named, cells, time.monotonic() - start)
     return 1 if found.failures else 0
 
 

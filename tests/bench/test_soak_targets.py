@@ -95,9 +95,11 @@ def test_a_failure_is_told_at_once(capsys: pytest.CaptureFixture[str], tmp_path:
     )
     said = capsys.readouterr().out
     assert said.startswith("FAILED: hang: no end\n  autotune prove torch-splitkv ")
-    seen.report(9, 2, 1.0)
+    named = targets(TABLE)
+    seen.report(named, [each for each in named if each.column.q_len == 4], 1.0)
     said = capsys.readouterr().out
-    assert "left out: 2 cells" in said and "in 1 of 9 cells, 1 s: 1 failures, 0 not run" in said
+    assert "left out: 1 cells" in said and "in 1 of 4 cells, 1 s: 1 failures, 0 not run" in said
+    assert f"| {target.layers} | 4 | 1 | 1 |" in said and target.layers.endswith(" KV")
 
 
 def test_real_launches_until_the_time_is_over(

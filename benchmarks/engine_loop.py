@@ -290,6 +290,7 @@ def soak(
                 raise LoopError(f"{where}: error {off:.4g} exceeds {limit:.4g}")
         if pulse.beat(time.monotonic(), f"{found['steps']} steps, worst error {found['worst_error']:.4g}"):
             keep()
+    found["seconds"] = round(time.monotonic() - start, 1)
 
 
 def timed(step: Callable[[], None], device: str) -> float:
@@ -395,6 +396,7 @@ def run(
         raise LoopError(f"the fallback {fallback} needs host work before each step")
     limit = bound(Column(entry.shape, entry.dtypes, entry.q_len, max(settings.batches), entry.max_context))
     counts: dict[str, dict[str, int]] = {}
+    began = time.monotonic()
     found |= {"arena": kind, "error_bound": limit, "captured": counts}
 
     def parts(engine: Engine) -> None:
@@ -411,6 +413,7 @@ def run(
                     counts[mode] = {f"{route}: {why}": n for (route, why), n in hook.counts.items()}
 
         captured("install")
+        found["setup_seconds"] = round(time.monotonic() - began, 1)
         if "soak" in settings.parts:
             allow(settings.seconds)
             soak(steps["install"], engine, limit, settings, found.setdefault("soak", {}), keep)

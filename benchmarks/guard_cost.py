@@ -463,7 +463,7 @@ def measure(chosen: list[Route], facts: Facts, options: Options, found: Found) -
                             raise
                         found.skip(" ".join(f"{where}: {error}".split()))
     if not found.costs:
-        found.look.said = "no route runs here"
+        found.look.said = "no route was measured"
         return
     limit = Deadline(min(sanitizer_cost.LIMIT_S, deadline.left))
     sanitizer_cost.measure(found.costs[0].route, facts.device, found.look, limit, options.rng)

@@ -148,7 +148,7 @@ def measure(route: str, device: str, look: Look, deadline: Deadline, rng: random
     if (path := tool.find()) is None:
         look.said = "compute-sanitizer is not installed"
         return
-    look.said = ""
+    look.said = "cut off"  # until it comes to its end
     # whether the route runs at all is known without the tool, which then finds files in the page cache
     order = [PLAIN, UNDER]
     for _ in range(ROUNDS - 1):
@@ -156,7 +156,7 @@ def measure(route: str, device: str, look: Look, deadline: Deadline, rng: random
     for way in order:
         took = max((run.seconds or 0.0 for run in look.runs[way]), default=0.0)
         if deadline.left < max(LEAST_S, LONGER * took):
-            look.said = "no time left" if not look.runs[way] else ""
+            look.said = "" if look.runs[way] else "no time left"
             return
         try:
             run = _run(path if way == UNDER else None, words(route, device), min(PROCESS_S, deadline.left))
@@ -167,6 +167,7 @@ def measure(route: str, device: str, look: Look, deadline: Deadline, rng: random
         if run.seconds is None:
             look.said = f"the process {way} was cut off after: {run.at}"
             return
+    look.said = ""
 
 
 def words(route: str, device: str) -> list[str]:

@@ -71,7 +71,7 @@ def test_what_is_told_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixtur
     asked = ["--device", "cpu", "--routes", "torch-sdpa", "--seconds", "0", "--checks", "1", "--limit", "0"]
     assert guard_cost.main([*asked, "--json", str(path)]) == 1
     said = capsys.readouterr().out
-    assert "not measured: torch-sdpa in" in said and "sanitizer: no number: no route runs here" in said
+    assert "not measured: torch-sdpa in" in said and "sanitizer: no number: no route was measured" in said
     found = json.loads(path.read_text())
-    assert found["costs"] == [] and found["sanitizer"] == "no number: no route runs here"
+    assert found["costs"] == [] and found["sanitizer"] == "no number: no route was measured"
     assert len(found["skipped"]) == len(cases("cpu"))

@@ -84,6 +84,21 @@ def test_a_process_that_is_cut_off_keeps_its_launches(
     assert limits == [sanitizer_cost.PROCESS_S] * 2
 
 
+def test_a_signal_loses_no_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fake.on_path(tmp_path, monkeypatch)
+    ways = iter(
+        [Captured(f"{SAYS} launch 2.0 us\n", 0), Captured(f"{outputs.BANNER}{SAYS} launch 6.0 us\n", 0)]
+    )
+    monkeypatch.setattr(sanitizer_cost, "capture", lambda *_: next(ways))  # then it stops
+    monkeypatch.setattr(sanitizer_cost, "words", lambda route, device: [sys.executable])
+    seen = Look()
+    with pytest.raises(StopIteration):
+        measure(ROUTE, "cuda", seen, Deadline(300.0), random.Random(1))
+    found = seen.cost()
+    assert found is not None and found.launch_us == (6.0, 2.0) and found.said == "cut off"
+    assert "(3.0 x, 1 and 1 launches)" in found.line() and found.line().endswith("; cut off")
+
+
 def test_a_process_that_fails_or_has_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake.on_path(tmp_path, monkeypatch).says("", runs=True)
     program = [sys.executable, "-c", "import sys; sys.exit('sanitizer_cost: ValueError: no such kernel')"]

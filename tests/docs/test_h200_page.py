@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.table.load import load_table
-from benchmarks.corners import CORNERS
+from benchmarks.corner_list import CORNERS
 from benchmarks.live_faults import CASES, COLUMNS, Case, refusal
 from tests.console import cli
 

@@ -2,9 +2,13 @@
 
     python benchmarks/adaptive.py [--evidence FILE] [--engine sglang] [--traffic-dir DIR] [--plot FILE]
 
-Gain of a set of cells: the sum of weight x log(fallback's time / shipped choice's time), medians of the
-recorded rounds; a share is of what settling every recorded cell gains. Time is recorded time
-(autotune/replay/seconds.py). Cells without a recorded round are left out. No device is needed.
+Gain of a table: the sum over its cells of weight x log(fallback's time / time of the route that it names),
+medians of the recorded rounds; a share is of what the table of every recorded cell gains. The curve of an
+order is the gain of the table that an export would write at each moment. A letter of it is decided by the
+first objective (``graph``) at the margins of the recording's own tau; a cell of which ``step`` wants more
+rounds than were recorded has its letter, and is charged all rounds that there are. Time is recorded time
+(autotune/replay/seconds.py), without the second processes, which no order asks for or pays. Cells without a
+recorded round are left out. No device is needed.
 
 Orders:
 
@@ -42,21 +46,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.bench.eprocess import SignTest, Unit
-from autotune.bench.objective import paired_ratios
 from autotune.cli.context import all_routes, ask, target
 from autotune.domain.traffic import ShapeCount
+from autotune.domain.verdict import Status, Verdict
 from autotune.replay.pace import RecordedPace
 from autotune.replay.read import read_recording
 from autotune.replay.replay import gain_of, replay
 from autotune.replay.routes import recorded_routes
 from autotune.space.traffic import weigh
+from autotune.tuner.decide import Candidate, Evidence, Question, plan_next
 from autotune.tuner.objectives import Objectives
 from autotune.tuner.run import ALPHA
 
 if TYPE_CHECKING:
-    from autotune.bench.objective import Objective
     from autotune.domain.cell import Cell, Column
-    from autotune.replay.recording import RecordedTiming, Recording
+    from autotune.replay.recording import RecordedAgain, RecordedTiming, Recording
     from autotune.routes.base import Route
     from autotune.tuner.target import Target
 
@@ -112,15 +116,30 @@ def charged(
 
 
 def least_timing(
-    timing: RecordedTiming, pair: tuple[str, str], test: SignTest, objectives: Iterable[Objective]
+    timing: RecordedTiming,
+    pair: tuple[str, str],
+    test: SignTest,
+    questions: Iterable[Question],
+    again: Iterable[RecordedAgain] = (),
 ) -> float:
-    """Seconds of timing ``pair`` (fallback, winner) alone until no objective needs another chunk."""
+    """Seconds of timing ``pair`` (fallback, winner) alone until no objective needs another chunk.
+
+    Args:
+        questions: the objectives, each at its tau.
+        again: recorded later processes of the cell.
+    """
     rounds, pace = timing.rounds, RecordedPace(timing)
-    wanted, seen = list(objectives), 0
+    asked, seen = list(questions), 0
+    later = enumerate(each for process in again for each in process.rounds)
+    safe = Verdict(Status.SAFE)
+    evidence = Evidence(
+        pair[0],
+        safe,
+        [Candidate(pair[1], safe)],
+        again=[replace(each, index=i) for i, each in later],
+    )
     seconds = pace.start(pair)
-    while seen < len(rounds) and any(
-        not test.follow(paired_ratios(rounds[:seen], *pair, each, test.unit)).state.final for each in wanted
-    ):
+    while seen < len(rounds) and plan_next(replace(evidence, rounds=rounds[:seen]), test, questions=asked):
         until = pace.chunk_end(seen)
         seconds += sum(pace.seconds(i, pair) for i in range(seen, until))
         seen = until
@@ -233,7 +252,7 @@ def main() -> int:
     there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
     routes = recorded_routes(recording, all_routes(there.facts.device))
     whole = replay(recording, there, routes, recorded_only=True)
-    answers = {each.item.cell.id: each for each in next(iter(whole.answers.values())) if each.final}
+    answers = {each.item.cell.id: each for each in next(iter(whole.answers.values()))}
     queue = [each.item.cell for each in answers.values()]
     listed = [item.cell for item in asked.grid.cells if item.cell.id in answers]
     every = tuple(routes)
@@ -251,9 +270,14 @@ def main() -> int:
     least = dict(costs.timing)
     for cell in queue:
         if (route := answers[cell.id].decision.route) is not None:
-            wanted = objectives.of(cell.column).values()
-            pair = (fallback[cell.column], route)
-            least[cell.id] = least_timing(recording.timings[cell.id], pair, test, wanted)
+            asks = [Question(each, whole.taus[name]) for name, each in objectives.of(cell.column).items()]
+            least[cell.id] = least_timing(
+                recording.timings[cell.id],
+                (fallback[cell.column], route),
+                test,
+                asks,
+                recording.again.get(cell.id, ()),
+            )
     cheap = replace(costs, timing=least)
     curves: dict[str, dict[str, list[Curve]]] = {}
     for traffic in ("uniform", "fleet", "one-server"):

@@ -8,12 +8,13 @@ that ends with the replay. Equal arguments give an equal answer, to the last bit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.replay.clock import RecordedClock
+from autotune.replay.taus import recorded_taus
 from autotune.replay.worker import RecordedWorker
 from autotune.store.database import open_database
 from autotune.tuner.adaptive import Adaptive
@@ -62,14 +63,17 @@ class Replayed:
     Attributes:
         seconds: recorded time that passed.
         out_of_budget: whether the budget ended it.
-        curve: (seconds, gain so far) after each cell that added to it, by the first engine's decisions.
+        curve: (seconds, gain so far) after each cell that changed it: of the table that would be written
+            then, by the first engine's decisions. A cell counts once its letter under the first objective
+            names a route, whether or not another objective still wants rounds of it.
         answers: by engine, the run's own first; every cell asked for, in queue order.
         costs: by cell id, the seconds that passed while it was at work, its column's proof included where it
             was the first of its column.
         unrecorded: ids of cells that were begun and stay open for want of a recorded row.
         missing_checks, missing_timings: checks asked for that were not recorded; cells whose rounds ended
             before they were enough.
-        margin, tau: of the first engine, by the cells asked for; None: too few of them were timed again.
+        margin: of the first engine and objective.
+        taus: of the first engine, by objective; None: too few cells were timed again.
     """
 
     recording: Recording
@@ -82,7 +86,12 @@ class Replayed:
     missing_checks: int
     missing_timings: int
     margin: float
-    tau: float | None
+    taus: Mapping[str, float | None]
+
+    @property
+    def tau(self) -> float | None:
+        """Of the first objective."""
+        return next(iter(self.taus.values()))
 
     @property
     def gain(self) -> float:
@@ -177,12 +186,14 @@ def replay(
     ):
         if recorded_only:
             run.cells = tuple(item for item in run.cells if item.cell.id in recording.timings)
-        # later processes are there from the start, as they were recorded, and none is asked for: tau follows
-        # as soon as the first rounds of enough of their cells are there
+        for judge in run.judges:
+            judge.lend(recorded_taus(recording, judge))
+        # later processes are there from the start, as they were recorded, and none is asked for
         for item in run.cells:
             for process, each in enumerate(recording.again.get(item.cell.id, ()), 1):
                 rounds = [one.to_dict() for one in each.rounds]
                 run.rechecks.append(item.cell, process, 0, rounds, sampled=each.sampled)
+        watch.letter = lambda cell: run.judge.known(cell).decision
         # one worker: what comes after what must not depend on threads
         pace = Pace()
         search = Adaptive(run, deadline, pace, 1, weights) if adaptive else None
@@ -203,9 +214,10 @@ def replay(
             judge.target.engine.name: tuple(_settled(judge, item, search) for item in run.cells)
             for judge in run.judges
         }
-        tau, margin = run.judge.tau(), run.judge.test_of().margin
+        taus = {name: run.judge.tau(name) for name in run.judge.objectives.names}
+        margin = run.judge.test_of().margin
     settled = next(iter(answers.values()))
-    gain = sum(watch.weigh(each.item.cell) * gain_of(each.decision) for each in settled if each.final)
+    gain = sum(watch.weigh(each.item.cell) * gain_of(each.decision) for each in settled)
     if watch.curve and abs(watch.curve[-1][1] - gain) > 1e-9:  # a later cell changed what an earlier one says
         watch.curve.append((clock.now, gain))
     return Replayed(
@@ -223,7 +235,7 @@ def replay(
         len(recorder.missing_checks),
         len(recorder.missing_rounds),
         margin,
-        tau,
+        taus,
     )
 
 
@@ -236,6 +248,8 @@ def _settled(judge: Judge, item: StudyCell, search: Adaptive | None) -> Settled:
 
 class _Watch(Silent):
     """Notes what was gained when, and how long each cell took."""
+
+    letter: Callable[[Cell], Decision]
 
     def __init__(self, clock: RecordedClock, weights: Mapping[str, float] | None) -> None:
         self._weights = weights
@@ -256,6 +270,10 @@ class _Watch(Silent):
     def cell_done(self, cell: Cell, decision: Decision) -> None:
         self._close()
         self.cell_again(cell, decision)
+
+    def cell_left(self, cell: Cell) -> None:
+        self._close()
+        self.cell_again(cell, self.letter(cell))
 
     def cell_again(self, cell: Cell, decision: Decision) -> None:
         gain = self.weigh(cell) * gain_of(decision)

@@ -131,6 +131,9 @@ class ProgressView:
             self._say(f"unsafe: {self._last_unsafe}")
         self._draw()
 
+    def cell_left(self, cell: Cell) -> None:
+        """See :class:`autotune.tuner.listener.Listener`."""
+
     def cell_again(self, cell: Cell, decision: Decision) -> None:
         """See :class:`autotune.tuner.listener.Listener`."""
 

@@ -29,9 +29,10 @@ from autotune.tuner.recheck_book import RecheckBook
 from autotune.tuner.sample import ROUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from autotune.bench.eprocess import SignTest
+    from autotune.bench.record import Round
     from autotune.domain.cell import Cell, Column
     from autotune.routes.base import Route
     from autotune.store.records import Study
@@ -69,6 +70,7 @@ class Judge:
         self._memo = Memo()
         self._taus: dict[str, float | None] = {}
         self._taus_of = -1  # the version of the book that they were computed from
+        self._lent: Mapping[str, float | None] = {}
 
     def lineup(self, column: Column) -> Lineup:
         """The routes of a column, asked once."""
@@ -215,9 +217,18 @@ class Judge:
         if self._taus_of != self._rechecks.version:
             self._taus, self._taus_of = {}, self._rechecks.version
         name = objective or self.objectives.first
+        if name in self._lent:
+            return self._lent[name]
         if name not in self._taus:
-            self._taus[name] = tau_of(self._shifts(name))
+            sample = self._rechecks.sample().items()
+            self._taus[name] = self.tau_over(
+                name, {cell: (self._rounds.of(cell), second) for cell, second in sample}
+            )
         return self._taus[name]
+
+    def lend(self, taus: Mapping[str, float | None]) -> None:
+        """Let tau be this, by objective, whatever the stored rounds say: a replay's is the recording's."""
+        self._lent = dict(taus)
 
     @property
     def measured(self) -> bool:
@@ -241,22 +252,23 @@ class Judge:
         """The study's test with the margin that tau allows."""
         return replace(self.test, margin=margin_of(self.test.margin, self.tau(objective)))
 
-    def _shifts(self, objective: str) -> dict[str, list[float]]:
-        """Of every cell of the sample, one a candidate."""
+    def tau_over(
+        self, objective: str, sample: Mapping[Cell, tuple[Sequence[Round], Sequence[Round]]]
+    ) -> float | None:
+        """Tau of the cells of a sample, each with the rounds of its first process and of a later one."""
         found: dict[str, list[float]] = {}
-        for cell, second in self._rechecks.sample().items():
+        for cell, (first, second) in sample.items():
             lineup = self.lineup(cell.column)
             if lineup.fallback is None:
                 continue
-            fallback, asked = lineup.fallback.name, self.objectives.of(cell.column)[objective]
-            first = self._rounds.of(cell)
+            fallback, asked = lineup.fallback.name, self.objectives.one(objective, cell.column)
             timed = {name for each in second for name in each.order} - {fallback}
             for name in sorted(timed & set(lineup.deployable)):
                 before = paired_ratios(first, fallback, name, asked)
                 after = paired_ratios(second, fallback, name, asked)
                 if before and len(after) >= (1 - MOST_DROPPED) * ROUNDS:
                     found.setdefault(cell.id, []).append(shift(before, after))
-        return found
+        return tau_of(found)
 
     def settled(self, cell: Cell, evidence: Evidence | None = None) -> bool:
         """Whether more work in the cell's first process cannot change its answer: every proof is complete,

@@ -44,6 +44,9 @@ class Listener(Protocol):
     def cell_done(self, cell: Cell, decision: Decision) -> None:
         """A cell is finished and its rows are committed."""
 
+    def cell_left(self, cell: Cell) -> None:
+        """A cell was worked on and stays open; what its rows say stands."""
+
     def cell_again(self, cell: Cell, decision: Decision) -> None:
         """A finished cell was worked on once more, and this is its answer now; it is not counted again."""
 
@@ -79,6 +82,8 @@ class Silent:
     def verdict(self, column: Column, route: str, verdict: Verdict) -> None: ...
 
     def cell_done(self, cell: Cell, decision: Decision) -> None: ...
+
+    def cell_left(self, cell: Cell) -> None: ...
 
     def cell_again(self, cell: Cell, decision: Decision) -> None: ...
 

@@ -78,8 +78,19 @@ class Objectives:
         """Layers that ``step`` counts in ``column``."""
         return self.chosen_layers or self._layers[column.shape, column.dtypes, column.q_len]
 
+    def weighs(self, name: str, column: Column) -> bool:
+        """Whether an objective can be asked in ``column``: ``step`` needs the layers of a model there."""
+        key = (column.shape, column.dtypes, column.q_len)
+        return name == GRAPH or self.chosen_layers is not None or key in self._layers
+
+    def one(self, name: str, column: Column) -> Objective:
+        """One of them.
+
+        Raises:
+            KeyError: see :meth:`weighs`.
+        """
+        return graph if name == GRAPH else step(self.layers(column), self.hidden)
+
     def of(self, column: Column) -> Mapping[str, Objective]:
         """Each by its name, in order."""
-        return {
-            name: graph if name == GRAPH else step(self.layers(column), self.hidden) for name in self.names
-        }
+        return {name: self.one(name, column) for name in self.names}

@@ -307,6 +307,7 @@ class Tuner:
             decision = self._decide(item.cell, hands.racer)
         if decision is None:
             self._run.queue.abandon(item, TrialState.FAILED)
+            self._listener.cell_left(item.cell)
             return None
         if pick.again:
             self._run.queue.amend(item, decision)

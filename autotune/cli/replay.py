@@ -119,8 +119,9 @@ def _summary(found: Replayed, path: Path) -> str:
         f"replayed study {recording.study.id}, {recording.study.fingerprint.facts.hardware.get('name')}: "
         f"{settled} of {len(first)} cells settled in {found.seconds:.1f} s of recorded time "
         f"(all that is recorded: {recording.seconds:.1f} s)",
-        f"gain: {found.gain:.3f} (sum of weight x log(fallback's time / choice's time))",
-        f"margin {found.margin:g}, tau {tau}, of these cells; second processes come as recorded, in no time",
+        f"gain of the table as it stands: {found.gain:.3f} "
+        "(sum of weight x log(fallback's time / choice's time))",
+        f"margin {found.margin:g}, tau {tau}, as recorded; second processes come as recorded, in no time",
     ]
     for engine, answers in found.answers.items():
         routed = sum(each.decision.route is not None for each in answers)

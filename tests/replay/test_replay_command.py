@@ -69,9 +69,8 @@ def test_stored_decisions_come_out_again(filters: Filters, recording: Recording)
         for cell, it in found_now.items()
         if (it.route, it.reason) != (decided[cell].route, decided[cell].reason)
     }
-    # these cells have a tau of their own, and its margin: a ratio beside it may change sides
-    assert len(differ) <= 1
-    assert all((found_now[cell].speedup or decided[cell].speedup or 9.0) < 1.15 for cell in differ)
+    assert not differ  # a replay of a few cells has the whole study's tau
+    assert found.tau is not None
     assert all(answers[cell].final for cell in found_now)
     assert {cell for cell, each in answers.items() if not each.final} == found.unrecorded
 

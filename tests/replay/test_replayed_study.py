@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from math import log
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,21 @@ def test_rounds_that_end_too_early_are_not_recorded(recorded: Callable[[str], Re
     assert "not recorded: rounds from 0 on" in left.decision.detail
 
 
+def test_a_cell_that_stays_open_counts_by_the_letter_that_it_has(
+    recorded: Callable[[str], Recording],
+) -> None:
+    recording = recorded("faster")
+    column = recording.cells[0].cell.column
+    checks = tuple(it for it in recording.checks if it.route != "slow" or it.column != column)
+    found, whole = again(replace(recording, checks=checks)), again(recording)
+    left = [each for each in found.answers["generic"] if not each.final]
+    assert {each.item.cell.column for each in left} == {column}
+    assert {each.decision.route for each in left} == {"torch-splitkv"}
+    # four cells, each counted when its rounds were there; the fallback takes twice as long
+    assert [gain for _, gain in found.curve] == pytest.approx([i * log(2.0) for i in (1, 2, 3, 4)])
+    assert found.gain == pytest.approx(whole.gain)
+
+
 def test_a_recorded_check_that_says_nothing_says_nothing_again(tmp_path: Path) -> None:
     recording = record(tmp_path, ScriptedWorker({("torch-splitkv", "scales"): unproven}))
     assert not recording.decisions
@@ -201,6 +217,9 @@ def test_second_processes_are_taken_as_recorded(tmp_path: Path) -> None:
     found = replay(recording, here, recorded_routes(recording, FAST))
     assert (found.tau, found.margin) == (tau, margin)
     assert decisions(found) == answers
+    # the recording's tau is there from the first cell on, whatever else is timed
+    one = replay(recording, here, recorded_routes(recording, FAST), trials=1)
+    assert (one.tau, len(decisions(one))) == (tau, 1)
     write_thinned(recording, tmp_path / "thin.db")
     thinned = read_recording(tmp_path / "thin.db", first())
     assert thinned.again == recording.again

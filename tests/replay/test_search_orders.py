@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.bench.eprocess import SignTest
+from autotune.bench.objective import step
+from autotune.bench.record import Round
 from autotune.domain.cell import Cell
-from benchmarks.adaptive import Costs, area, curve_of, oracle_order, time_to
+from autotune.replay.packing import pack
+from autotune.replay.recording import RecordedTiming
+from autotune.tuner.decide import Question
+from benchmarks.adaptive import Costs, area, curve_of, least_timing, oracle_order, time_to
 from tests.tuner.scripted import target
 
 FIRST, SECOND = target().grid.columns
@@ -40,3 +46,20 @@ def test_the_first_second_at_which_a_gain_is_reached() -> None:
     assert [time_to(curve, gain) for gain in (1.0, 2.0, 3.0, 3.5)] == [2.0, 5.0, 5.0, None]
     # a third of the gain from 2 to 5, all of it from 5 to 10
     assert area(curve, 3.0, 10.0) == pytest.approx((3.0 / 3.0 + 5.0) / 10.0)
+
+
+def test_the_oracle_times_its_pair_until_every_objective_has_an_answer() -> None:
+    names = ("base", "fast", "other")
+    run_us = {"base": 20.0, "fast": 10.0, "other": 10.0}
+    calls, host_us = dict.fromkeys(names, 1), dict.fromkeys(names, 5.0)
+
+    def timing(prepare_us: float) -> RecordedTiming:
+        prepares = [dict.fromkeys(names, prepare_us * (i % 2)) for i in range(12)]
+        rounds = [Round(i, names, run_us, host_us, prepares[i], calls) for i in range(12)]
+        return RecordedTiming(pack(rounds), ((4, 1.0), (4, 0.4), (4, 0.4)))
+
+    test, pair, graph, stepped = SignTest(0.02, 1), ("base", "fast"), Question(), Question(step(1, 0.0))
+    # two of three routes opened in 0.6 s; seven rounds claim, so two chunks, of which the pair's share is 3/4
+    assert least_timing(timing(0.0), pair, test, [graph]) == pytest.approx(0.4 + 0.6)
+    # under step every other round is level: no answer until the recorded rounds end
+    assert least_timing(timing(1e6), pair, test, [graph, stepped]) == pytest.approx(0.4 + 0.9)

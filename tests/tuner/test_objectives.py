@@ -125,3 +125,15 @@ def test_layers_belong_to_a_study_that_counts_them() -> None:
     assert study_digest(graph, FAST) == study_digest(deeper(graph), FAST)
     assert study_digest(both, FAST) != study_digest(deeper(both), FAST)
     assert multiplicity(both, FAST) == 2 * multiplicity(graph, FAST)
+
+
+def test_step_is_not_weighed_where_no_model_has_layers() -> None:
+    place = declaring("graph", "step")
+    column = place.grid.columns[0]
+    here = Objectives.of_grid(place.grid)
+    nowhere = Objectives(("graph", "step"), ())
+    assert here.weighs("step", column) and nowhere.weighs("graph", column)
+    assert not nowhere.weighs("step", column)
+    assert nowhere.weighed(15, 0.0).weighs("step", column)
+    with pytest.raises(KeyError):
+        nowhere.one("step", column)

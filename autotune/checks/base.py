@@ -53,7 +53,7 @@ class Check(Protocol):
 
     @property
     def name(self) -> str:
-        """As DESIGN 5 names it; ``--only`` and ``--skip-check`` take it."""
+        """Its name in :mod:`autotune.checks.catalogue`; ``--only`` and ``--skip-check`` take it."""
 
     @property
     def version(self) -> int:

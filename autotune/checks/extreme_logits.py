@@ -28,6 +28,7 @@ import torch
 from autotune.arena.operands import Operands, Recipe, pages_of
 from autotune.checks import lengths, oracle
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Opened, Stage, conduct
 from autotune.domain.verdict import FailureKind
 
@@ -64,7 +65,7 @@ class ExtremeLogits:
     """A ragged batch of short rows; each sign and contents climbs until it fails."""
 
     name = "extreme_logits"
-    version = 1
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Not under a soft cap, which keeps logits small."""

@@ -22,6 +22,7 @@ from autotune.arena.operands import Operands, Recipe, build
 from autotune.arena.plain import PlainArena
 from autotune.checks import lengths, oracle
 from autotune.checks.blame import FindingError, calling
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.contents import Withheld, renew
 from autotune.checks.launch import Opened, Stage, conduct
 from autotune.checks.padded_rows import pad
@@ -37,7 +38,7 @@ class GraphReplay:
     """One capture, then replays: short rows, other contents, a long row, half the batch live, one row."""
 
     name = "graph_replay"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Only on a device with graphs, to a route that may be captured."""

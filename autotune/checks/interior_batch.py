@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class InteriorBatch:
     """Both ends and a few batch sizes between them, in one session."""
 
     name = "interior_batch"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Only to a column that stands for an interval."""

@@ -15,6 +15,7 @@ import torch
 from autotune.arena.operands import Operands, Recipe, pool_pages
 from autotune.checks import lengths
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 from autotune.domain.verdict import FailureKind, Requirement
 
@@ -27,7 +28,7 @@ class NanPool:
     """Short ragged rows, and one at the longest length, among NaN."""
 
     name = "nan_pool"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

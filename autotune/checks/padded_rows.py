@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import Operands, Recipe
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class PaddedRows:
     """Some rows padded (the last half, as engines do), then all."""
 
     name = "padded_rows"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always; a batch of one can only be padded as a whole."""

@@ -17,6 +17,7 @@ from autotune.arena.contents import bits
 from autotune.arena.operands import Operands, Recipe
 from autotune.checks import lengths, oracle
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Opened, Stage, conduct
 from autotune.checks.poison import POISON_BITS, POISON_MAGIC, poison, poisoned
 from autotune.domain.verdict import FailureKind
@@ -32,7 +33,7 @@ class PoisonedOutput:
     """One ragged batch, launched over a NaN poison and over a finite one."""
 
     name = "poisoned_output"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -22,6 +22,7 @@ import torch
 from autotune.arena.operands import Operands, Recipe, Values, codes_of, position_code
 from autotune.checks import lengths, oracle
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Opened, Stage, conduct
 from autotune.domain.verdict import FailureKind
 
@@ -59,7 +60,7 @@ class PositionCoded:
     """Three kinds of exact operands at short and long lengths."""
 
     name = "position_coded"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always; a head_dim below 64 leaves the ``uniform`` part only."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class RaggedLengths:
     """All edges, in one session."""
 
     name = "ragged_lengths"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

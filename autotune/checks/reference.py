@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class Reference:
     """The column's KV ends and random lengths between them."""
 
     name = "reference"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

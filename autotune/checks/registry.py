@@ -1,9 +1,10 @@
-"""The checks in the order in which they run: broad ones first, so that a wrong kernel costs little."""
+"""The checks themselves, in the order of :mod:`autotune.checks.catalogue`, whose answers are here too."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.checks.catalogue import STATES_LIMITS, expected, names, runs
 from autotune.checks.extreme_logits import ExtremeLogits
 from autotune.checks.graph_replay import GraphReplay
 from autotune.checks.interior_batch import InteriorBatch
@@ -24,7 +25,8 @@ from autotune.checks.workspace import Workspace
 
 if TYPE_CHECKING:
     from autotune.checks.base import Check
-    from autotune.domain.cell import Column
+
+__all__ = ["CHECKS", "STATES_LIMITS", "UNLISTED", "UnknownCheckError", "expected", "get", "names", "runs"]
 
 CHECKS: tuple[Check, ...] = (
     Reference(),
@@ -45,18 +47,10 @@ CHECKS: tuple[Check, ...] = (
 )
 # Run by name only, and no part of a proof.
 UNLISTED: tuple[Check, ...] = (Soak(), Workspace())
-# Checks that state how far a route was tried rather than whether it is right: a proof is complete without
-# them, and says that they were not run.
-STATES_LIMITS = frozenset({"extreme_logits"})
 
 
 class UnknownCheckError(ValueError):
     """A check was asked for by a name that none has."""
-
-
-def names() -> tuple[str, ...]:
-    """Every check's name, in running order."""
-    return tuple(check.name for check in CHECKS)
 
 
 def get(name: str) -> Check:
@@ -72,23 +66,3 @@ def get(name: str) -> Check:
     raise UnknownCheckError(
         f"no check is called {name!r}; the checks are {', '.join(names())}; run by name only: {by_name}"
     )
-
-
-def expected(column: Column, device: str) -> tuple[str, ...]:
-    """Names of the checks without which a proof of ``column`` on ``device`` is not complete; see ``runs``."""
-    return tuple(name for name in runs(column, device) if name not in STATES_LIMITS)
-
-
-def runs(column: Column, device: str) -> tuple[str, ...]:
-    """Names of the checks that are run in ``column`` on ``device`` (``cpu`` or ``cuda``).
-
-    ``interior_batch`` is for a column that stands for an interval, ``graph_replay`` for a device that has
-    graphs; every other check runs everywhere. One that says nothing about a trial (``Check.applies``)
-    leaves a ``not_applicable`` row.
-    """
-    left_out = set()
-    if column.interval is None:
-        left_out.add("interior_batch")
-    if device.partition(":")[0] != "cuda":
-        left_out.add("graph_replay")
-    return tuple(name for name in names() if name not in left_out)

@@ -14,6 +14,7 @@ from autotune.arena.contents import bits
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths, oracle
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 from autotune.domain.verdict import FailureKind
 
@@ -28,7 +29,7 @@ class Repeats:
     """One ragged batch of a few pages, ten times."""
 
     name = "repeats"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

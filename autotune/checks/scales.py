@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 from autotune.routes.contract import SCALED
 
@@ -26,7 +27,7 @@ class Scales:
     """One ragged batch in one session, its scales changed between two launches."""
 
     name = "scales"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Only to a quantised KV cache."""

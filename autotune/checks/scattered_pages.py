@@ -16,6 +16,7 @@ from autotune.arena.operands import PageOrder, Recipe, pages_of
 from autotune.arena.plain import PlainArena
 from autotune.checks import lengths
 from autotune.checks.blame import is_out_of_memory
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 from autotune.domain.dtypes import BITS, Dtype
 
@@ -43,7 +44,7 @@ class ScatteredPages:
     """A shuffled pool with many pages between the live ones, then a far one."""
 
     name = "scattered_pages"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.arena.operands import PageOrder, QueryStride, Recipe, Values
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 from autotune.domain.verdict import FailureKind
 
@@ -31,7 +32,7 @@ class Soak:
     """
 
     name = "soak"
-    version = 1
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

@@ -16,6 +16,7 @@ import torch
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
 from autotune.checks.blame import FindingError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.contents import renew
 from autotune.checks.launch import Opened, Stage, conduct
 from autotune.domain.verdict import FailureKind
@@ -29,7 +30,7 @@ class StaleState:
     """The longest rows, the shortest, short ones, and the longest again, twice."""
 
     name = "stale_state"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

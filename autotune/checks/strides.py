@@ -14,6 +14,7 @@ import torch
 
 from autotune.arena.operands import Operands, QueryStride, Recipe
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Strides:
     """Packed queries; then both sides' size-1 dimensions with odd strides, where there are any."""
 
     name = "strides"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always."""

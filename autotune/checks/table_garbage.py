@@ -13,6 +13,7 @@ import torch
 
 from autotune.arena.operands import Operands, Recipe, pages_of, pool_pages
 from autotune.checks import lengths
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Stage, conduct
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class TableGarbage:
     """One ragged batch, its dead entries set to each kind of garbage in turn."""
 
     name = "table_garbage"
-    version = 2
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Not where the page table has no room for a dead entry."""

@@ -21,6 +21,7 @@ from autotune.arena.base import Placement
 from autotune.arena.operands import Recipe
 from autotune.checks import lengths
 from autotune.checks.blame import FindingError, UnfitError
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import Opened, Stage, conduct
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Workspace:
     """Find the high-water mark, then do with that much."""
 
     name = "workspace"
-    version = 1
+    version = VERSIONS[name]
 
     def applies(self, trial: Trial) -> str | None:
         """Always; a route without a workspace says so."""

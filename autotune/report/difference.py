@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.report.verification import ratio
+from autotune.report.grid import ratio
 
 if TYPE_CHECKING:
     from autotune.domain.dtypes import DTypes

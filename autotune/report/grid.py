@@ -17,6 +17,11 @@ STYLES = {".": "dim", "!": "bold red", "?": "yellow", "x": "dim", "#": "bold whi
 ROUTE_STYLES = ("bold green", "bold cyan", "bold blue", "bold magenta")
 
 
+def ratio(value: float | None) -> str:
+    """Three decimals, or a dash."""
+    return "-" if value is None else f"{value:.3f}"
+
+
 def table_json(table: RoutingTable) -> dict[str, Any]:
     """The model as plain values, every part of it by its name."""
     data = {field.name: _plain(getattr(table, field.name)) for field in dataclasses.fields(table)}

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.report.grid import STYLES
+from autotune.report.grid import STYLES, ratio
 from autotune.tuner.verify import Finding, Outcome, meaning
 
 if TYPE_CHECKING:
@@ -167,11 +167,6 @@ def _cells(findings: list[Finding]) -> Table:
             Text(" ".join(finding.detail.split())),
         )
     return grid
-
-
-def ratio(value: float | None) -> str:
-    """Three decimals, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _s(count: int) -> str:

@@ -21,7 +21,6 @@ from autotune.routes.contract import ContractError
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Column
-    from autotune.domain.fingerprint import Facts
     from autotune.domain.shape import Shape
     from autotune.routes.base import Allocate, Capacity, Step
 
@@ -30,22 +29,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Added to a hidden token's logit. Finite, so that a chunk in which a query sees nothing gives a weight of
 # exactly zero in the merge instead of a NaN; far below any logit that the dtypes can produce from live data.
 HIDDEN = -1.0e30
-
-
-def unsupported(column: Column, facts: Facts) -> str | None:
-    """Why the torch routes do not take ``column`` on this machine, or None."""
-    shape, dtypes = column.shape, column.dtypes
-    if facts.device != "cpu":
-        return f"runs on the CPU only, not on {facts.device}"
-    if dtypes.q not in DTYPES or not dtypes.q == dtypes.kv == dtypes.out:
-        return f"takes fp32 or bf16 throughout, not q {dtypes.q}, kv {dtypes.kv}, out {dtypes.out}"
-    if shape.soft_cap:
-        return f"has no logit soft cap ({shape.soft_cap})"
-    if shape.sinks:
-        return "has no attention sinks"
-    if shape.head_dim_vo != shape.head_dim:
-        return f"needs equal QK and VO head dims, not {shape.head_dim} and {shape.head_dim_vo}"
-    return None
 
 
 def check_capacity(capacity: Capacity) -> None:

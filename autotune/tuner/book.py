@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.checks import registry
+from autotune.checks import catalogue
 from autotune.domain.cell import Cell
 from autotune.domain.verdict import CheckResult, CheckStatus, Status, UnprovenReason, Verdict, conclude
 
@@ -31,7 +31,7 @@ class ProofBook:
     def __init__(self, repository: Repository, fingerprint: Fingerprint) -> None:
         self._repository = repository
         self._fingerprint = fingerprint
-        self._versions = {check.name: check.version for check in registry.CHECKS} | {TIMING: TIMING_VERSION}
+        self._versions = catalogue.LISTED | {TIMING: TIMING_VERSION}
         # (cell id or "", check) -> result
         self._rows: dict[_Key, dict[tuple[str, str], CheckResult]] = {}
         self._changes: dict[str, int] = {}
@@ -88,7 +88,7 @@ class ProofBook:
     def missing(self, route: Route, column: Column, device: str) -> list[str]:
         """Checks of the column that have no row, or one that says nothing, in running order."""
         rows = self._rows.get((column.id, route.name, route.version), {})
-        return [name for name in registry.runs(column, device) if _open(rows.get(("", name)))]
+        return [name for name in catalogue.runs(column, device) if _open(rows.get(("", name)))]
 
     def lacks_row(self, route: Route, cell: Cell) -> bool:
         """Whether the cell's own launch is still to be made."""
@@ -101,7 +101,7 @@ class ProofBook:
         if self.verdict(route, column, device).status is Status.UNSAFE:
             return 0.0
         missing = len(self.missing(route, column, device)) + sum(self.lacks_row(route, c) for c in cells)
-        return missing / len(registry.runs(column, device))
+        return missing / len(catalogue.runs(column, device))
 
     def verdict(self, route: Route, column: Column, device: str, cell: Cell | None = None) -> Verdict:
         """What the rows prove of ``route`` in ``column``, and in ``cell`` if one is given.
@@ -109,7 +109,7 @@ class ProofBook:
         A fault in any cell of a column, while proving or timing, makes the route unsafe in the whole
         column: lengths vary from step to step.
         """
-        expected: Iterable[str] = registry.expected(column, device)
+        expected: Iterable[str] = catalogue.expected(column, device)
         rows: list[CheckResult] = []
         for (cell_id, check), result in self._rows.get((column.id, route.name, route.version), {}).items():
             if not cell_id:
@@ -122,7 +122,7 @@ class ProofBook:
             expected = (*expected, f"{ROW_CHECK}@{cell.kv_high}")
         verdict = conclude(rows, expected)
         tried = {row.check for row in rows if row.status is not CheckStatus.UNPROVEN}
-        untried = registry.STATES_LIMITS - tried
+        untried = catalogue.STATES_LIMITS - tried
         if verdict.status is not Status.SAFE or not untried:
             return verdict
         said = {f"{name} was not run" for name in untried}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autotune.checks.registry import STATES_LIMITS
+from autotune.checks.catalogue import STATES_LIMITS
 from autotune.domain.verdict import CheckStatus
 from autotune.worker.jobs import prove
 

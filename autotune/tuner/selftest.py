@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.arena.factory import default_kind
+from autotune.checks.catalogue import STATES_LIMITS
 from autotune.domain.verdict import CheckResult, CheckStatus, FailureKind, Status
 from autotune.hardware.collect import collect
 from autotune.worker.jobs import ProveJob, run_check
@@ -165,8 +166,6 @@ def _show(worker: Worker, device: str, facts: Facts, control: Control) -> Contro
 
 def _limited(row: CheckResult) -> bool:
     """Whether a check that is there to find limits found one."""
-    from autotune.checks.registry import STATES_LIMITS
-
     return row.check in STATES_LIMITS and bool(row.limits)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from autotune.bench.eprocess import SignTest
 from autotune.bench.record import MIN_GROUP_MS, RoundSettings
-from autotune.checks import registry
+from autotune.checks import catalogue
 from autotune.domain.cell import Cell, Column
 from autotune.domain.verdict import CheckStatus, FailureKind, Status
 from autotune.hardware.collect import collect
@@ -117,7 +117,7 @@ MORE_FAULTS = [
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three checks, few and short rounds; the rest is a run as it is."""
     monkeypatch.setattr(process, "_REAP_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(registry, "runs", lambda column, device: CHECKS)
+    monkeypatch.setattr(catalogue, "runs", lambda column, device: CHECKS)
     monkeypatch.setattr(run_module, "SignTest", partial(SignTest, max_rounds=ROUNDS))
     # a race that can be lost early would now and then end before the fault is due
     monkeypatch.setattr(SignTest, "hopeless", lambda *_: False)

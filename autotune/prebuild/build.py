@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -76,9 +77,10 @@ def modules_of(
     environment = library_environment(str(facts.hardware["compute_capability"]), work)
     request = _request(columns, facts, routes, list_only=True, selftest=selftest)
     found: dict[str, list[str]] = {}
-    for event, values in events(python, request, environment, work):
-        if event == "asked":
-            found = values["modules"]
+    with contextlib.closing(events(python, request, environment, work)) as stream:
+        for event, values in stream:
+            if event == "asked":
+                found = values["modules"]
     return found
 
 
@@ -98,7 +100,7 @@ def prebuild(
     """Build every module that ``routes`` load for ``columns`` into ``out`` (laid out as ``data/aot``).
 
     Modules that are there with the same recipe and content are skipped. The manifest is written after every
-    module, so an interrupted prebuild goes on where it stopped.
+    module, so an interrupted prebuild goes on where it stopped; its compilers end with it.
 
     Args:
         facts: ``hardware.compute_capability`` of the target device is enough.
@@ -113,7 +115,10 @@ def prebuild(
     """
     out, work = out.absolute(), (work or out.with_name(out.name + ".work")).absolute()
     with alone(work):
-        return _build(columns, facts, toolchain, out, work, routes, jobs, selftest, python, listen)
+        try:
+            return _build(columns, facts, toolchain, out, work, routes, jobs, selftest, python, listen)
+        finally:
+            _sweep(out, work)
 
 
 def _build(
@@ -149,15 +154,29 @@ def _build(
     cubins = {"FLASHINFER_CUBIN_DIR": str(cubin_folder())} if python == sys.executable else {}
     environment = {**library_environment(arch, work), **cubins, **toolchain.environment(stub)}
     outcome: Outcome | None = None
-    for event, values in events(python, request, environment, work):
-        if event == "library":
-            outcome = Outcome(_manifest(kept, values, toolchain, arch, out))
-        elif outcome is not None:
-            _record(outcome, event, values, out)
-        listen(event, values)
+    # closed here, whatever ends the loop: no compiler may outlive the call
+    with contextlib.closing(events(python, request, environment, work)) as stream:
+        for event, values in stream:
+            if event == "library":
+                outcome = Outcome(_manifest(kept, values, toolchain, arch, out))
+            elif outcome is not None:
+                _record(outcome, event, values, out)
+            listen(event, values)
     if outcome is None:
         raise PrebuildError(f"the build process said nothing (log: {work / 'prebuild.log'})")
     return outcome
+
+
+def _sweep(out: Path, work: Path) -> None:
+    """Remove what is half written, here and of calls that were killed.
+
+    Objects that are whole stay in ``work``, where the next call goes on from them; ninja removes the others.
+    """
+    for path in (*out.glob("*/*.partial"), *out.glob(f"{manifests.NAME}.*"), *work.glob("stub/*.partial")):
+        path.unlink(missing_ok=True)
+        for folder in (path.parent, out):
+            with contextlib.suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def _manifest(

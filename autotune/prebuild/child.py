@@ -28,6 +28,7 @@ from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
 from autotune.prebuild.install import tvm_ffi_version
 from autotune.prebuild.manifest import digest, library
+from autotune.prebuild.session import end_with_parent
 from autotune.routes.flashinfer.ask import Asked, ask, pairs
 from autotune.routes.flashinfer.catalogue import routes as all_routes
 from autotune.routes.flashinfer.installed import no_cubins
@@ -119,6 +120,7 @@ def main() -> int:
     events = Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     request = json.load(sys.stdin)
+    end_with_parent(request["parent"])
     columns = [Column.from_dict(entry) for entry in request["columns"]]
     facts = Facts.from_dict(request["facts"])
     chosen = [route for route in all_routes() if route.name in request["routes"]]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.prebuild import session
 from autotune.prebuild.errors import PrebuildError
 
 
 def events(
     python: str, request: Mapping[str, Any], environment: Mapping[str, str], work: Path
 ) -> Generator[tuple[str, dict[str, Any]], None, None]:
-    """Run ``autotune.prebuild.child`` on ``request``; yields (event, values). Leaving early ends its group.
+    """Run ``autotune.prebuild.child`` on ``request``; yields (event, values). Leaving early ends it
+    and its compilers; so does the death of this process, however it comes.
 
     Raises:
         PrebuildError: FlashInfer cannot be imported there, or the process died.
@@ -47,7 +48,7 @@ def events(
         ended = False
         try:
             with contextlib.suppress(BrokenPipeError):  # died at once: its status says so below
-                child.stdin.write(json.dumps(request))
+                child.stdin.write(json.dumps({**request, "parent": os.getpid()}))
                 child.stdin.close()
             for line in child.stdout:
                 values = json.loads(line)
@@ -57,9 +58,8 @@ def events(
                 yield event, values
             ended = True
         finally:
-            if not ended:  # compilers are its children: the whole group goes
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGTERM)
+            if not ended:
+                session.end(child.pid)
     if child.returncode:
         last = [text.strip() for text in log.read_text().splitlines() if text.strip()][-1:]
         raise PrebuildError(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.prebuild import session
 from autotune.prebuild.errors import PrebuildError
 from autotune.routes.flashinfer.compiler import has_cxx, has_ninja, toolkit
 
@@ -112,12 +113,11 @@ def _no_stub(home: Path) -> str:
 
 def _release(home: Path) -> str:
     try:
-        text = subprocess.run(
-            [str(home / "bin" / "nvcc"), "--version"], capture_output=True, text=True, check=True
-        ).stdout
+        said = session.run([str(home / "bin" / "nvcc"), "--version"])
+        said.check_returncode()
     except (OSError, subprocess.CalledProcessError) as error:
         raise PrebuildError(f"{home}/bin/nvcc does not run ({error}): set CUDA_HOME to a toolkit") from error
-    release = re.search(r"release (\d+\.\d+)", text)
+    release = re.search(r"release (\d+\.\d+)", said.stdout)
     if release is None:
         raise PrebuildError(f"{home}/bin/nvcc names no release: set CUDA_HOME to a CUDA toolkit")
     return release[1]
@@ -137,11 +137,8 @@ def stub_driver(toolchain: Toolchain, folder: Path) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     compiler = os.environ.get("CXX", "c++")
-    preprocessed = subprocess.run(
-        [compiler, "-E", "-x", "c++", f"-I{toolchain.cuda_home}/include", "-"],
-        input="#include <cuda.h>\n",
-        capture_output=True,
-        text=True,
+    preprocessed = session.run(
+        [compiler, "-E", "-x", "c++", f"-I{toolchain.cuda_home}/include", "-"], "#include <cuda.h>\n"
     )
     names = sorted(set(_DRIVER_FUNCTION.findall(preprocessed.stdout)))
     if preprocessed.returncode or STUB_NEEDS not in names:
@@ -150,10 +147,8 @@ def stub_driver(toolchain: Toolchain, folder: Path) -> Path:
     # 999 is CUDA_ERROR_UNKNOWN: a process that binds the stub by mistake fails at its first driver call
     source.write_text("".join(f'extern "C" int {name}() {{ return 999; }}\n' for name in names))
     partial = folder / "libcuda.so.partial"
-    built = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(partial), str(source)],
-        capture_output=True,
-        text=True,
+    built = session.run(
+        [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(partial), str(source)]
     )
     if built.returncode:
         raise PrebuildError(f"the stub driver library did not build: {built.stderr.strip().splitlines()[-1]}")

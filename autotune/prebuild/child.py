@@ -26,9 +26,9 @@ from typing import Any, TextIO
 
 from autotune.domain.cell import Column
 from autotune.domain.fingerprint import Facts
+from autotune.prebuild import session
 from autotune.prebuild.install import tvm_ffi_version
 from autotune.prebuild.manifest import digest, library
-from autotune.prebuild.session import end_with_parent
 from autotune.routes.flashinfer.ask import Asked, ask, pairs
 from autotune.routes.flashinfer.catalogue import routes as all_routes
 from autotune.routes.flashinfer.installed import no_cubins
@@ -89,7 +89,9 @@ def _last_lines(error: BaseException) -> str:
 
 
 def build_one(name: str, asked: Asked, out: Path, digest_of_inputs: str, events: Events) -> None:
-    """Build one module into ``out``; its objects are removed afterwards."""
+    """Build one module into ``out``; its objects are removed afterwards. Nothing once this process ends."""
+    if session.ending():
+        return
     started = time.monotonic()
     try:
         asked.spec.build()
@@ -100,7 +102,8 @@ def build_one(name: str, asked: Asked, out: Path, digest_of_inputs: str, events:
         partial.replace(target)
         shutil.rmtree(asked.spec.build_dir, ignore_errors=True)
     except Exception as error:
-        events("failed", name=name, reason=_last_lines(error))
+        if not session.ending():  # else its compiler was told to
+            events("failed", name=name, reason=_last_lines(error))
         return
     events(
         "built",
@@ -120,7 +123,7 @@ def main() -> int:
     events = Events(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    end_with_parent(request["parent"])
+    session.end_with_parent(request["parent"])
     columns = [Column.from_dict(entry) for entry in request["columns"]]
     facts = Facts.from_dict(request["facts"])
     chosen = [route for route in all_routes() if route.name in request["routes"]]

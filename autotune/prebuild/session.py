@@ -113,8 +113,17 @@ def end_with_parent(parent: int) -> None:
             _end(signal.SIGTERM, None)
 
 
+def ending() -> bool:
+    """Whether this process is ending its session: a thread that waited for a compiler starts no other one."""
+    return _State.ending
+
+
+class _State:
+    ending = False
+
+
 def _end(number: int, frame: object) -> NoReturn:
-    # threads that wait for a compiler must not start the next one
     signal.signal(number, signal.SIG_IGN)
+    _State.ending = True
     end(os.getpid())
     os._exit(128 + number)

@@ -114,7 +114,7 @@ def _json(router: Router, found: Explanation, loaded: RoutingTable) -> dict[str,
     proof = found.proof
     return {
         **found._asdict(),
-        "proof": None if proof is None else proof._asdict(),
+        "proof": None if proof is None else {**proof._asdict(), "of": "entry"},
         "status": {"state": router.status.state, "reason": router.status.reason},
         "digest": router.digest,
         "policy": loaded.policy._asdict(),
@@ -136,12 +136,14 @@ def _lines(router: Router, found: Explanation, loaded: RoutingTable, attested: f
     if found.vs_stock is not None:
         lines.append(f"  {found.vs_stock:.3f} x as fast as what the engine calls by itself (median)")
     if (proof := found.proof) is not None:
+        # a table keeps one proof an entry: which of its limits are this very cell's is not in it
         lines.append(
-            f"  proof of {proof.route}: {proof.checks} checks, {proof.launches} launches, worst error "
-            f"{proof.worst_error:.2g} (fallback {proof.fallback_error:.2g})"
+            f"  proof of {proof.route} in this entry: at least {proof.checks} checks a column, "
+            f"{proof.launches} launches, worst error {proof.worst_error:.2g} "
+            f"(fallback {proof.fallback_error:.2g})"
         )
         lines += [f"  requires {need}" for need in proof.requires]
-        lines += [f"  limit: {limit}" for limit in proof.limits]
+        lines += [f"  limit in some cell of this entry: {limit}" for limit in proof.limits]
     lines += _assumed(found, attested)
     lines += [
         f"  unsafe in this table: {row.route} {row.kind} in {row.cell}: {' '.join(row.detail.split())}"

@@ -114,7 +114,8 @@ class Proof(NamedTuple):
     """What stands behind every letter of one route in one entry.
 
     ``checks`` is the least of any column, ``launches`` the sum, errors the worst of any column;
-    ``requires`` must all be attested before the route is named, ``limits`` are shown only.
+    ``requires`` must all be attested before the route is named, ``limits`` are shown only. Both join those of
+    all cells that name the route.
     """
 
     route: str

@@ -39,10 +39,11 @@ def run_replay(
         CliError: ``--routes`` or ``--out`` makes no sense.
     """
     from autotune.cli.context import all_routes, require_context, target, writable
-    from autotune.cli.output import print_json, print_text
+    from autotune.cli.output import print_json, print_text, stderr
     from autotune.replay.read import read_recording
     from autotune.replay.replay import replay
     from autotune.replay.routes import recorded_routes
+    from autotune.report.progress import ProgressView
 
     registered = all_routes(asked.grid.space.device.kind, only)
     recording = read_recording(file, _chooser(asked, file))
@@ -50,9 +51,18 @@ def run_replay(
     require_context(asked, routes)
     writable(out)
     there = replace(target(asked, recording.study.fingerprint.facts), seed=recording.study.seed)
-    found = replay(
-        recording, there, routes, budget_s=budget_s, trials=trials, adaptive=adaptive, weights=weights
-    )
+    # the view counts this machine's seconds, the budget recorded ones
+    with ProgressView(stderr, budgeted=False) as view:
+        found = replay(
+            recording,
+            there,
+            routes,
+            budget_s=budget_s,
+            trials=trials,
+            adaptive=adaptive,
+            weights=weights,
+            listener=view,
+        )
     document = found.to_dict()
     path = out / FILE
     _write(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -20,7 +20,7 @@ from autotune.store.database import open_database
 from autotune.tuner.adaptive import Adaptive
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.listener import Silent
+from autotune.tuner.listener import Several, Silent
 from autotune.tuner.pace import Pace
 from autotune.tuner.run import open_run
 from autotune.tuner.tuner import Tuner
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
     from autotune.store.records import StudyCell
     from autotune.tuner.judge import Judge
+    from autotune.tuner.listener import Listener
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
 
@@ -163,6 +164,7 @@ def replay(
     adaptive: bool = False,
     weights: Mapping[str, float] | None = None,
     recorded_only: bool = False,
+    listener: Listener | None = None,
 ) -> Replayed:
     """Run the study of ``target`` from ``recording``.
 
@@ -174,6 +176,7 @@ def replay(
         adaptive: search as ``--strategy adaptive`` does; else settle all cells, cheapest first.
         weights: of cells by id, others 0; None: 1 each.
         recorded_only: leave out cells without a recorded round.
+        listener: hears what it would hear of a run; its seconds are recorded ones.
     """
     clock = RecordedClock()
     recorder = RecordedWorker(recording, routes, clock)
@@ -201,7 +204,7 @@ def replay(
             run,
             Crew([worker]),
             worker,
-            watch,
+            watch if listener is None else Several(watch, listener),
             deadline,
             trials,
             search,

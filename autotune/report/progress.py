@@ -27,10 +27,14 @@ class ProgressView:
     """A :class:`autotune.tuner.listener.Listener` that draws with Rich; plain lines where there is no tty.
 
     A context manager: the terminal is given back however the run ends.
+
+    Args:
+        budgeted: whether the budget is of this process's time, and so bounds the time left.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, budgeted: bool = True) -> None:
         self.console = console
+        self._budgeted = budgeted
         self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -111,7 +115,7 @@ class ProgressView:
 
     def started(self, cells: int, done: int, budget_s: float | None) -> None:
         """See :class:`autotune.tuner.listener.Listener`."""
-        self._started, self._budget = time.monotonic(), budget_s
+        self._started, self._budget = time.monotonic(), budget_s if self._budgeted else None
         self._said = self._started
         self._done_before, self._done, self._total = done, done, cells
         self._say(f"cells: {cells}, {done} of them settled by earlier calls" if done else f"cells: {cells}")

@@ -92,3 +92,70 @@ class Silent:
     def rechecking(self, cells: int, why: str) -> None: ...
 
     def finished(self) -> None: ...
+
+
+class Several:
+    """Tells several listeners the same, each event in the order in which they were given."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def pilot_done(self, pilot: Pilot) -> None:
+        for each in self._listeners:
+            each.pilot_done(pilot)
+
+    def selftest_started(self, controls: int) -> None:
+        for each in self._listeners:
+            each.selftest_started(controls)
+
+    def selftest_row(self, row: dict[str, Any]) -> None:
+        for each in self._listeners:
+            each.selftest_row(row)
+
+    def selftest_done(self, ok: bool) -> None:
+        for each in self._listeners:
+            each.selftest_done(ok)
+
+    def selftest_reused(self, controls: int) -> None:
+        for each in self._listeners:
+            each.selftest_reused(controls)
+
+    def started(self, cells: int, done: int, budget_s: float | None) -> None:
+        for each in self._listeners:
+            each.started(cells, done, budget_s)
+
+    def cell_started(self, cell: Cell) -> None:
+        for each in self._listeners:
+            each.cell_started(cell)
+
+    def proof(self, column: Column, route: str, result: CheckResult) -> None:
+        for each in self._listeners:
+            each.proof(column, route, result)
+
+    def verdict(self, column: Column, route: str, verdict: Verdict) -> None:
+        for each in self._listeners:
+            each.verdict(column, route, verdict)
+
+    def cell_done(self, cell: Cell, decision: Decision) -> None:
+        for each in self._listeners:
+            each.cell_done(cell, decision)
+
+    def cell_left(self, cell: Cell) -> None:
+        for each in self._listeners:
+            each.cell_left(cell)
+
+    def cell_again(self, cell: Cell, decision: Decision) -> None:
+        for each in self._listeners:
+            each.cell_again(cell, decision)
+
+    def warned(self, line: str) -> None:
+        for each in self._listeners:
+            each.warned(line)
+
+    def rechecking(self, cells: int, why: str) -> None:
+        for each in self._listeners:
+            each.rechecking(cells, why)
+
+    def finished(self) -> None:
+        for each in self._listeners:
+            each.finished()

@@ -86,7 +86,9 @@ def test_twice_the_same_bytes_and_no_device(tmp_path: Path, monkeypatch: pytest.
     written = []
     for folder in ("one", "two"):
         result = run(tmp_path / folder, *PART, "--budget", "12s")
-        assert (result.code, result.err) == (0, "")
+        assert result.code == 0
+        # what a run says of its progress, and nothing else
+        assert re.fullmatch(r"cells: 10\n(\d+/10 cells, .* left; .*\n)*", result.err)
         assert "no table" in result.out
         assert [path.name for path in (tmp_path / folder).iterdir()] == ["replay.json"]
         written.append((tmp_path / folder / "replay.json").read_bytes())
@@ -95,6 +97,14 @@ def test_twice_the_same_bytes_and_no_device(tmp_path: Path, monkeypatch: pytest.
     assert document["out_of_budget"]
     assert 12.0 <= document["seconds"] < document["recording"]["seconds"] / 10
     assert 0 < document["settled"] < document["cells"] == 10
+
+
+def test_it_says_how_far_it_is_as_a_run_does(tmp_path: Path) -> None:
+    result = run(tmp_path, *PART)
+    assert result.code == 0
+    first, *_, last = result.err.splitlines()
+    assert first == "cells: 10"
+    assert re.fullmatch(r"10/10 cells, \d+ cells/min, 0 s left; 10 not_faster", last)
 
 
 def test_json_is_the_file_on_stdout(tmp_path: Path) -> None:

@@ -54,9 +54,10 @@ from autotune.replay.read import read_recording
 from autotune.replay.replay import gain_of, replay
 from autotune.replay.routes import recorded_routes
 from autotune.space.traffic import weigh
-from autotune.tuner.decide import Candidate, Evidence, Question, plan_next
+from autotune.tuner.decide import plan_next
 from autotune.tuner.objectives import Objectives
 from autotune.tuner.run import ALPHA
+from autotune.tuner.standing import Candidate, Evidence, Question
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column

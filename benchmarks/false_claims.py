@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.bench.eprocess import DROP_AT, MAX_ROUNDS, least_successes
-from autotune.tuner.decide import AGREE_ROUNDS
+from autotune.tuner.standing import AGREE_ROUNDS
 from benchmarks.noise import autocorrelation
 from benchmarks.recorded import RecordedError, Recordings, ended, read, table
 

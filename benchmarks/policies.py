@@ -26,7 +26,7 @@ from benchmarks.svg import Bar, bars
 
 if TYPE_CHECKING:
     from autotune.bench.objective import Objective
-    from autotune.tuner.decide import Evidence
+    from autotune.tuner.standing import Evidence
 
 DECODE = ("xqa-decode", "trtllm-gen-decode", "torch-splitkv")
 FA2 = "fa2"

@@ -40,8 +40,9 @@ from autotune.tuner.prover import seed_of
 
 if TYPE_CHECKING:
     from autotune.routes.base import Route
-    from autotune.tuner.decide import Evidence, Outcome
+    from autotune.tuner.decide import Outcome
     from autotune.tuner.judge import Judge
+    from autotune.tuner.standing import Evidence
 
 Array = NDArray[np.float64]
 # Chunks of a cell come within a second or so of each other; after a longer pause it was resumed.

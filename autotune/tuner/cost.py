@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from autotune.bench.record import MIN_GROUP_MS, RoundSettings
 from autotune.domain.dtypes import BITS, Dtype
-from autotune.tuner.decide import AGREE_ROUNDS
 from autotune.tuner.sample import CELLS_A_CHILD, ROUNDS_OF, due
+from autotune.tuner.standing import AGREE_ROUNDS
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell, Column

@@ -11,22 +11,13 @@ from autotune.domain.margin import margin_of
 from autotune.domain.verdict import Status, Verdict
 from autotune.hardware.memory import too_large
 from autotune.tuner.cell_rounds import CellRounds
-from autotune.tuner.decide import (
-    MOST_DROPPED,
-    Candidate,
-    Evidence,
-    Outcome,
-    Question,
-    answer,
-    decide,
-    plan_next,
-    plan_second,
-)
+from autotune.tuner.decide import Outcome, answer, decide, plan_next, plan_second
 from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.memo import Asked, Basis, Known, Memo, fallback_known, unproven
 from autotune.tuner.objectives import STEP, Objectives
 from autotune.tuner.recheck_book import RecheckBook
 from autotune.tuner.sample import ROUNDS
+from autotune.tuner.standing import MOST_DROPPED, Candidate, Evidence, Question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

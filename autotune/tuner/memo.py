@@ -28,7 +28,8 @@ from autotune.domain.verdict import Status
 if TYPE_CHECKING:
     from autotune.bench.eprocess import SignTest
     from autotune.domain.decision import Decision
-    from autotune.tuner.decide import Answer, Candidate, Evidence, Standing
+    from autotune.tuner.decide import Answer
+    from autotune.tuner.standing import Candidate, Evidence, Standing
 
 
 @dataclass(frozen=True, slots=True)

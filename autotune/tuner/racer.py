@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.bench.record import CHUNK, MIN_GROUP_MS, Round, RoundSettings
 from autotune.domain.verdict import CheckResult, CheckStatus, UnprovenReason
 from autotune.tuner.book import TIMING, TIMING_VERSION
-from autotune.tuner.decide import most_left
 from autotune.tuner.prover import seed_of
+from autotune.tuner.standing import most_left
 from autotune.tuner.trouble import explain
 from autotune.worker.base import Broken, Failed, JobError, ProtocolError
 from autotune.worker.jobs import TimeJob, timed
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from autotune.store.repository import Repository
     from autotune.tuner.book import ProofBook
     from autotune.tuner.deadline import Deadline
-    from autotune.tuner.decide import Evidence
     from autotune.tuner.judge import Judge
+    from autotune.tuner.standing import Evidence
     from autotune.tuner.target import Target
     from autotune.worker.base import Outcome, Runs
 

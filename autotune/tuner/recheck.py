@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import Status
-from autotune.tuner.decide import AGREE_ROUNDS, most_left
 from autotune.tuner.prover import seed_of
 from autotune.tuner.sample import CELLS_A_CHILD, ROUNDS_OF, draw, due
+from autotune.tuner.standing import AGREE_ROUNDS, most_left
 from autotune.worker.base import Runs
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from autotune.domain.cell import Cell
     from autotune.domain.decision import Decision
     from autotune.tuner.deadline import Deadline
-    from autotune.tuner.decide import Evidence
     from autotune.tuner.listener import Listener
     from autotune.tuner.racer import Racer
     from autotune.tuner.run import OpenedRun
+    from autotune.tuner.standing import Evidence
 
 # The sample measures how children differ, so it needs several (``CELLS_A_CHILD``). A near claim only needs a
 # later process than its first: more of them share one.

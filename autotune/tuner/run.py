@@ -18,21 +18,21 @@ from autotune.tuner.book import ProofBook
 from autotune.tuner.cell_rounds import CellRounds
 from autotune.tuner.code_version import code_version
 from autotune.tuner.cost import ranked
-from autotune.tuner.decide import progress_of
 from autotune.tuner.judge import Judge
 from autotune.tuner.lineup import Lineup, line_up
 from autotune.tuner.objectives import STEP, Objectives
 from autotune.tuner.recheck_book import RecheckBook
 from autotune.tuner.selftest import SelfTest, chosen, run_selftest
+from autotune.tuner.standing import progress_of
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Cell
     from autotune.routes.base import Route
     from autotune.store.database import Database
-    from autotune.tuner.decide import Evidence
     from autotune.tuner.listener import Listener
     from autotune.tuner.pilot import Pilot
     from autotune.tuner.queue import TrialQueue
+    from autotune.tuner.standing import Evidence
     from autotune.tuner.target import Target
     from autotune.worker.worker import Worker
 

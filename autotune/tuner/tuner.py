@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from autotune.store.records import StudyCell
     from autotune.tuner.crew import Crew
     from autotune.tuner.deadline import Deadline
-    from autotune.tuner.decide import Evidence
     from autotune.tuner.lanes import Lane, LaneAtWork
     from autotune.tuner.listener import Listener
     from autotune.tuner.recheck import Renewed
     from autotune.tuner.run import OpenedRun
+    from autotune.tuner.standing import Evidence
     from autotune.tuner.strategy import Strategy, Wanted
     from autotune.worker.base import Runs
 

@@ -19,9 +19,9 @@ from autotune.bench.objective import Objective, paired_ratios
 from autotune.domain.decision import FALLBACK_LETTERS, Reason
 from autotune.domain.verdict import Status
 from autotune.table.letters import NO_SAFE_ROUTE, NOT_FASTER, RESERVED, UNPROVEN, agree
-from autotune.tuner.decide import CONTEST_ALPHA
 from autotune.tuner.lineup import line_up
 from autotune.tuner.publish import accused
+from autotune.tuner.standing import CONTEST_ALPHA
 
 if TYPE_CHECKING:
     from autotune.domain.cell import Column
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from autotune.routes.base import Route
     from autotune.table.model import RoutingTable
     from autotune.tuner.answered import Answered
-    from autotune.tuner.decide import Evidence, Standing
     from autotune.tuner.decide import Outcome as Decided
     from autotune.tuner.run import OpenedRun
+    from autotune.tuner.standing import Evidence, Standing
     from autotune.tuner.target import Target
 
 

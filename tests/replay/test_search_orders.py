@@ -10,7 +10,7 @@ from autotune.bench.record import Round
 from autotune.domain.cell import Cell
 from autotune.replay.packing import pack
 from autotune.replay.recording import RecordedTiming
-from autotune.tuner.decide import Question
+from autotune.tuner.standing import Question
 from benchmarks.adaptive import Costs, area, curve_of, least_timing, oracle_order, time_to
 from tests.tuner.scripted import target
 

@@ -12,45 +12,14 @@ from autotune.bench.objective import paired_ratios, step
 from autotune.bench.record import Round
 from autotune.domain.decision import Reason
 from autotune.domain.verdict import FailureKind, Status, Verdict
-from autotune.tuner.decide import (
-    AGREE_ROUNDS,
-    Candidate,
-    Evidence,
-    Question,
-    decide,
-    most_left,
-    plan_next,
-    plan_second,
-    rounds_left,
-)
+from autotune.tuner.decide import decide, plan_next, plan_second
+from autotune.tuner.standing import AGREE_ROUNDS, Candidate, Evidence, Question
+from tests.tuner.paired import FAST, SAFE, TEST, evidence, rounds_of, rounds_with
 
-SAFE = Verdict(Status.SAFE)
 UNSAFE = Verdict(Status.UNSAFE, FailureKind.ILLEGAL_ACCESS, "at 0x10")
 UNPROVEN = Verdict(Status.UNPROVEN, reason="budget")
 UNSUPPORTED = Verdict(Status.UNSUPPORTED, reason="no fp8")
 REFUSED = Verdict(Status.REFUSED, reason="table too narrow")
-TEST = SignTest(margin=0.05, multiplicity=50)
-
-
-def rounds_of(n: int, first: int = 0, prepare: dict[str, float] | None = None, **times: float) -> list[Round]:
-    return rounds_with(times, n, first, prepare)
-
-
-def rounds_with(
-    times: dict[str, float], n: int, first: int = 0, prepare: dict[str, float] | None = None
-) -> list[Round]:
-    names = tuple(times)
-    prepares = {name: (prepare or {}).get(name, 1.0) for name in names}
-    calls = dict.fromkeys(names, 1)
-    return [Round(i, names, times, times, prepares, calls) for i in range(first, first + n)]
-
-
-def evidence(*candidates: Candidate, rounds: list[Round] | None = None, **more: object) -> Evidence:
-    values: dict[str, object] = {"fallback_verdict": SAFE, **more}
-    return Evidence("ctx", candidates=candidates, rounds=rounds or [], **values)  # type: ignore[arg-type]
-
-
-FAST = Candidate("fast", SAFE)
 
 
 def test_proven_safe_and_faster_is_named_with_its_numbers() -> None:
@@ -271,23 +240,6 @@ def test_tau_raises_the_margin_and_the_stored_rounds_are_read_again() -> None:
     assert decide(evidence(FAST, rounds=better), TEST, tau=0.02).decision.route == "fast"
 
 
-@given(
-    st.lists(st.floats(0.8, 1.6), min_size=1, max_size=60),
-    st.integers(1, 60),
-    st.floats(0.0, 0.2),
-)
-@settings(max_examples=200, deadline=None)
-def test_claim_and_bound_agree_at_any_margin_that_tau_makes(ratios: list[float], n: int, tau: float) -> None:
-    rounds = [rounds_of(1, i, ctx=ratio, fast=1.0)[0] for i, ratio in enumerate(ratios)]
-    (standing,) = decide(evidence(FAST, rounds=rounds), SignTest(0.05, n, drop_at=10**30), tau=tau).standings
-    margin = max(0.05, 3 * tau)
-    bound = standing.speedup_low
-    claims = standing.state is State.CLAIM
-    if bound is None or abs(bound - 1 - margin) > 1e-5:  # margins are rounded to 6 digits
-        assert claims == (bound is not None and bound > 1 + margin)
-    assert standing.near == (claims and bound is not None and bound <= 1 + round(margin, 6) + 3 * tau)
-
-
 def test_a_near_claim_waits_for_a_second_process_and_follows_it() -> None:
     near = evidence(FAST, rounds=claimed(1.10), stock="ctx")
     question = [Question(tau=0.02)]
@@ -317,17 +269,6 @@ def test_a_near_claim_waits_for_a_second_process_and_follows_it() -> None:
     # a claim that is far enough needs nobody, whatever a second process says
     far = evidence(FAST, rounds=claimed(1.2), again=claimed(1.0, 16))
     assert decide(far, TEST, tau=0.02).decision.route == "fast"
-
-
-def test_beside_a_fallback_that_joined_late_every_route_has_its_rounds_ahead() -> None:
-    rounds = rounds_of(120, fast=10.0) + rounds_of(8, first=120, ctx=20.0, fast=10.0)
-    known = evidence(FAST, rounds=rounds)
-    assert rounds_left(rounds, ("ctx", "fast"), 128) == 120
-    assert most_left([known, replace(known, fallback="other")], ("ctx", "fast"), rounds, 128) == 120
-    assert decide(known, TEST).standings[0].state is State.CONTINUE
-    assert plan_next(known, TEST) == ("ctx", "fast")
-    won = evidence(FAST, rounds=rounds + rounds_of(8, first=128, ctx=20.0, fast=10.0))
-    assert decide(won, TEST).decision.route == "fast"
 
 
 def test_more_rounds_may_spare_a_near_claim_its_second_process() -> None:
@@ -384,21 +325,6 @@ def test_a_second_process_on_a_slowed_device_is_timed_on() -> None:
     assert plan_second(again, TEST, questions=[Question(tau=0.02)]) == ("ctx", "fast")
 
 
-def test_a_route_that_joined_late_has_its_own_rounds_ahead() -> None:
-    late = Candidate("late", SAFE)
-    rounds = rounds_of(120, ctx=20.0, fast=20.0) + rounds_of(8, first=120, ctx=20.0, fast=20.0, late=10.0)
-    assert [rounds_left(rounds, ("ctx", name), 128) for name in ("fast", "late", "new")] == [0, 120, 128]
-    known = evidence(FAST, late, rounds=rounds)
-    assert plan_next(known, TEST) == ("ctx", "late")
-    assert decide(known, TEST).decision.reason is Reason.UNPROVEN
-    won = evidence(FAST, late, rounds=rounds + rounds_of(24, first=128, ctx=20.0, late=10.0))
-    assert decide(won, TEST).decision.route == "late"
-    assert plan_next(won, TEST) == ()
-    spent = evidence(FAST, late, rounds=rounds + rounds_of(120, first=128, ctx=20.0, late=20.0))
-    assert plan_next(spent, TEST) == ()
-    assert decide(spent, TEST).decision.route is None
-
-
 def test_dropped_rounds_do_not_count_and_too_many_of_them_leave_the_cell_undecided() -> None:
     def dropped(rounds: list[Round]) -> list[Round]:
         return [replace(one, dropped="hw_thermal_slowdown") for one in rounds]
@@ -416,11 +342,6 @@ def test_dropped_rounds_do_not_count_and_too_many_of_them_leave_the_cell_undecid
     answer = decide(spent, TEST).decision
     assert (answer.route, answer.reason) == (None, Reason.UNDECIDED)
     assert answer.detail == "88 of 128 rounds were dropped: hw_thermal_slowdown"
-
-
-def test_a_route_may_not_compete_with_itself() -> None:
-    with pytest.raises(ValueError, match="must differ"):
-        evidence(Candidate("ctx", SAFE))
 
 
 def beats(a: str, b: str, rounds: Sequence[Round]) -> bool:

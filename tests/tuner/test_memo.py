@@ -19,11 +19,12 @@ from autotune.tuner import judge as judging
 from autotune.tuner.book import TIMING, TIMING_VERSION
 from autotune.tuner.crew import Crew
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.decide import Answer, Evidence, Question, answer
+from autotune.tuner.decide import Answer, answer
 from autotune.tuner.listener import Silent
 from autotune.tuner.publish import decide_all
 from autotune.tuner.run import OpenedRun
 from autotune.tuner.sample import ROUNDS
+from autotune.tuner.standing import Evidence, Question
 from autotune.tuner.target import Target
 from autotune.tuner.tuner import Tuner
 from autotune.worker.base import Broken, Outcome

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.domain.verdict import FailureKind, Status, Verdict
-from autotune.tuner.decide import Evidence
+from autotune.tuner.standing import Evidence
 from autotune.tuner.tuner import _waits
 
 SAFE = Verdict(Status.SAFE)

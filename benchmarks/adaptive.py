@@ -1,6 +1,7 @@
 """How soon a search has found most of what a table gains, on recorded time.
 
-    python benchmarks/adaptive.py [--evidence FILE] [--engine sglang] [--traffic-dir DIR] [--plot FILE]
+    python benchmarks/adaptive.py [--evidence FILE] [--engine sglang] [--traffic NAME] [--traffic-dir DIR]
+        [--plot FILE]
 
 Gain of a table: the sum over its cells of weight x log(fallback's time / time of the route that it names),
 medians of the recorded rounds; a share is of what the table of every recorded cell gains. The curve of an
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 EVIDENCE = Path(__file__).resolve().parents[1] / "tests" / "data" / "h200-evidence.db.xz"
 SHUFFLES = 20
+TRAFFIC = ("uniform", "fleet", "one-server")
 
 Curve = list[tuple[float, float]]
 
@@ -203,8 +205,14 @@ def oracle_order(
 
 
 def time_to(curve: Curve, gain: float) -> float | None:
-    """Seconds at which the curve first reaches ``gain``; None if it never does."""
-    return next((seconds for seconds, reached in curve if reached >= gain), None)
+    """Seconds from which on the curve is never below ``gain`` again; None if it ends below."""
+    found = None
+    for seconds, reached in curve:
+        if reached < gain:
+            found = None  # a letter was taken back
+        elif found is None:
+            found = seconds
+    return found
 
 
 def area(curve: Curve, whole: float, end: float) -> float:
@@ -245,6 +253,7 @@ def main() -> int:
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--engine", default="sglang")
     parser.add_argument("--share", type=float, default=0.99)
+    parser.add_argument("--traffic", action="append", choices=TRAFFIC, help="only this one (repeatable)")
     parser.add_argument("--traffic-dir", type=Path, help="keep the traffic files here")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw gain over time (needs matplotlib)")
     options = parser.parse_args()
@@ -280,8 +289,14 @@ def main() -> int:
                 recording.again.get(cell.id, ()),
             )
     cheap = replace(costs, timing=least)
+    end = curve_of(queue, dict.fromkeys(answers, 0.0), costs, lambda _: every)[-1][0]
+    print(f"{len(queue)} recorded cells, {end:.0f} s of recorded time; engine {options.engine}")
+    print(
+        f"{'traffic':12} {'order':10} {f's to {options.share:.0%}':>10} {'s to 90%':>10} {'mean share':>11}",
+        flush=True,
+    )
     curves: dict[str, dict[str, list[Curve]]] = {}
-    for traffic in ("uniform", "fleet", "one-server"):
+    for traffic in options.traffic or TRAFFIC:
         lines = shapes(traffic, [item.cell for item in asked.grid.cells])
         if options.traffic_dir is not None:
             options.traffic_dir.mkdir(parents=True, exist_ok=True)
@@ -310,25 +325,21 @@ def main() -> int:
             "grid": [curve_of(listed, gains, costs, lambda _: every)],
             "random": shuffled,
         }
-    end = curves["uniform"]["cheapest"][0][-1][0]
-    print(f"{len(queue)} recorded cells, {end:.0f} s of recorded time; engine {options.engine}")
-    print(
-        f"{'traffic':12} {'order':10} {f's to {options.share:.0%}':>10} {'s to 90%':>10} {'mean share':>11}"
-    )
-    for traffic, orders in curves.items():
-        most = orders["cheapest"][0][-1][1]
-        for name, each in orders.items():
-            ends = [
-                _mean([time_to(curve, share * most * (1 - 1e-12)) for curve in each])
-                for share in (options.share, 0.9)
-            ]
-            mean = sum(area(curve, most, end) for curve in each) / len(each)
-            print(f"{traffic:12} {name:10} {ends[0]:>10} {ends[1]:>10} {mean:11.3f}")
-        beaten = time_to(orders["adaptive"][0], options.share * most)
-        bound = time_to(orders["oracle"][0], options.share * most)
-        if beaten is not None and bound is not None and beaten < bound:
-            print(f"{traffic}: adaptive reaches {options.share:.0%} before the oracle: compare no further")
+        _tell(traffic, curves[traffic], options.share, end)
     return 0 if options.plot is None else _plot(curves, options.plot)
+
+
+def _tell(traffic: str, orders: Mapping[str, Sequence[Curve]], share: float, end: float) -> None:
+    """Print one traffic's rows."""
+    most = orders["cheapest"][0][-1][1]
+    for name, each in orders.items():
+        ends = [_mean([time_to(curve, part * most * (1 - 1e-12)) for curve in each]) for part in (share, 0.9)]
+        mean = sum(area(curve, most, end) for curve in each) / len(each)
+        print(f"{traffic:12} {name:10} {ends[0]:>10} {ends[1]:>10} {mean:11.3f}", flush=True)
+    beaten = time_to(orders["adaptive"][0], share * most)
+    bound = time_to(orders["oracle"][0], share * most)
+    if beaten is not None and bound is not None and beaten < bound:
+        print(f"{traffic}: adaptive reaches {share:.0%} before the oracle: compare no further")
 
 
 def _mean(times: Sequence[float | None]) -> str:

@@ -41,7 +41,9 @@ def test_the_oracle_takes_the_densest_prefix_and_leaves_what_gains_nothing() -> 
     assert oracle_order([C, D, A, B], gains, COSTS, both)[2:] == [C]
 
 
-def test_the_first_second_at_which_a_gain_is_reached() -> None:
+def test_the_second_from_which_on_a_gain_is_there() -> None:
+    taken_back = [(1.0, 3.0), (2.0, 1.0), (4.0, 2.0), (5.0, 3.0), (6.0, 2.5)]
+    assert [time_to(taken_back, gain) for gain in (1.0, 2.0, 3.0)] == [1.0, 4.0, None]
     curve = [(2.0, 1.0), (5.0, 3.0)]
     assert [time_to(curve, gain) for gain in (1.0, 2.0, 3.0, 3.5)] == [2.0, 5.0, 5.0, None]
     # a third of the gain from 2 to 5, all of it from 5 to 10

@@ -8,21 +8,15 @@ import typer
 
 from autotune.cli.exits import CliError, Exit
 from autotune.cli.filters import Filters
+from autotune.cli.gathered import gathered
 from autotune.cli.options import (
     DEFAULT_DB,
     DEFAULT_OUT,
-    AttnTp,
-    Batch,
-    Cells,
     Db,
-    Dtype,
     EngineName,
     Gpu,
     Json,
-    Kv,
-    Models,
     Out,
-    QLen,
     Routes,
     SpaceFile,
 )
@@ -34,17 +28,12 @@ if TYPE_CHECKING:
     from autotune.tuner.target import Target
 
 
+@gathered
 def command(
     gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
-    models: Models = None,
-    attn_tp: AttnTp = None,
-    dtype: Dtype = None,
-    q_len: QLen = None,
-    batch: Batch = None,
-    kv: Kv = None,
-    picked: Cells = None,
+    filters: Filters = Filters(),  # noqa: B008 - frozen
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
     hardware: Annotated[
@@ -92,7 +81,7 @@ def command(
     from autotune.tuner.tally import Tally
     from autotune.tuner.tuner import Progress
 
-    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked))
+    asked = ask(gpu, engine, space, filters)
     declared = asked.grid.space.objectives
     if objective is not None and objective not in declared:
         raise CliError(f"--objective {objective}: the space declares {', '.join(declared)}", Exit.USAGE)

@@ -6,28 +6,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.cli.exits import CliError, Exit
+from autotune.cli.options import AttnTp, Batch, Cells, Dtype, Kv, Models, QLen
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from autotune.space.grid import Grid
 
 
 @dataclass(frozen=True)
 class Filters:
-    """The flags as written, comma lists each; None leaves an axis whole.
+    """The flags as written, comma lists each; None leaves an axis whole. A command takes them together.
 
     Attributes:
         cells: a file that names single cells of what the others leave; None: all of them.
     """
 
-    models: str | None = None
-    attn_tp: str | None = None
-    dtype: str | None = None
-    q_len: str | None = None
-    batch: str | None = None
-    kv: str | None = None
-    cells: Path | None = None
+    models: Models = None
+    attn_tp: AttnTp = None
+    dtype: Dtype = None
+    q_len: QLen = None
+    batch: Batch = None
+    kv: Kv = None
+    cells: Cells = None
 
     def restrict(self, grid: Grid) -> Grid:
         """The part of ``grid`` that the flags name.

@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.filters import Filters
+from autotune.cli.gathered import gathered
 from autotune.cli.options import (
-    AttnTp,
-    Batch,
-    Cells,
-    Dtype,
     EngineName,
     Gpu,
     Json,
-    Kv,
-    Models,
     PlanBudget,
-    QLen,
     Routes,
     Search,
     SearchName,
@@ -28,17 +22,12 @@ if TYPE_CHECKING:
     from autotune.space.grid import Entry
 
 
+@gathered
 def command(
     gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
-    models: Models = None,
-    attn_tp: AttnTp = None,
-    dtype: Dtype = None,
-    q_len: QLen = None,
-    batch: Batch = None,
-    kv: Kv = None,
-    picked: Cells = None,
+    filters: Filters = Filters(),  # noqa: B008 - frozen
     only: Routes = None,
     budget: PlanBudget = None,
     strategy: Search = SearchName.EXHAUSTIVE,
@@ -55,7 +44,7 @@ def command(
 
     require_search(strategy, budget, traffic)
     limit = None if budget is None else duration(budget)
-    grid = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked)).grid
+    grid = ask(gpu, engine, space, filters).grid
     device = grid.space.device
     place = grid.engine.on(grid.architecture)
     memory = device.memory_gib or None

@@ -11,22 +11,16 @@ import typer
 from autotune.cli.budget import seconds
 from autotune.cli.exits import CliError, Exit
 from autotune.cli.filters import Filters
+from autotune.cli.gathered import gathered
 from autotune.cli.options import (
     DEFAULT_DB,
     DEFAULT_OUT,
-    AttnTp,
-    Batch,
     Budget,
-    Cells,
     Db,
-    Dtype,
     EngineName,
     Gpu,
     Json,
-    Kv,
-    Models,
     Out,
-    QLen,
     Routes,
     Search,
     SearchName,
@@ -58,17 +52,12 @@ PROVERS = {"cpu": 1, "cuda": 6}
 PROVING_SHARE = 0.6
 
 
+@gathered
 def command(
     gpu: Gpu = None,
     engine: EngineName = "generic",
     space: SpaceFile = None,
-    models: Models = None,
-    attn_tp: AttnTp = None,
-    dtype: Dtype = None,
-    q_len: QLen = None,
-    batch: Batch = None,
-    kv: Kv = None,
-    picked: Cells = None,
+    filters: Filters = Filters(),  # noqa: B008 - frozen
     db: Db = DEFAULT_DB,
     out: Out = DEFAULT_OUT,
     budget: Budget = None,
@@ -124,7 +113,7 @@ def command(
     from autotune.tuner.deadline import Deadline
 
     require_search(strategy, budget, traffic)
-    asked = ask(gpu, engine, space, Filters(models, attn_tp, dtype, q_len, batch, kv, picked))
+    asked = ask(gpu, engine, space, filters)
     if replay is not None:
         from autotune.cli.replay import run_replay
 

@@ -189,8 +189,7 @@ def unfinished(rows: Iterable[Found]) -> list[str]:
 def earlier(path: Path, corners: Iterable[Corner], marks: Mapping[str, str]) -> list[Found]:
     """The last row of each corner and route in ``path``, of columns as they are now, of the same ``marks``.
 
-    A row that lacks a mark was written before there was one, and counts. A line that is no row (a run was
-    killed while it wrote) is passed over.
+    A line that is no row (a run was killed while it wrote) is passed over.
     """
     found: dict[tuple[str, str], Found] = {}
     known = {corner.name: corner for corner in corners}
@@ -200,7 +199,7 @@ def earlier(path: Path, corners: Iterable[Corner], marks: Mapping[str, str]) -> 
             corner = known[data["corner"]]
             if Column.from_dict(data["column"]) != corner.column:
                 continue
-            if all(data.get(name, value) == value for name, value in marks.items()):
+            if all(data.get(name) == value for name, value in marks.items()):
                 row = Found.from_dict(data, corner)
                 found[row.key] = row
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -12,10 +12,10 @@ most), in order, until a check fails or the time is up; all routes of a column b
 per column and route, printed and written to ``--out`` as a JSON line as soon as it is known, so that a run
 that is killed keeps them. A route whose module is not prebuilt here is ``not here`` and the module is named.
 
-With an ``--out`` that is there already a run goes on: rows that say something of this machine and this look
-(``--quick`` or not) stand, what was cut off or not here is looked at again. The last row of a column and
-route counts. Exit 0 whatever is found, 1 if no child can be had, 2 for a wrong flag or an ``--out`` that
-cannot be written, 3 if the device does not answer.
+With an ``--out`` that is there already a run goes on: rows that say something of this machine, these checks
+and these adapters stand (``--quick`` or not; versions count), what was cut off or not here is looked at
+again. The last row of a column and route counts. Exit 0 whatever is found, 1 if no child can be had, 2 for a
+wrong flag or an ``--out`` that cannot be written, 3 if the device does not answer.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -33,6 +33,7 @@ from typing import IO, TYPE_CHECKING
 
 from autotune.arena.factory import default_kind
 from autotune.checks import oracle, registry
+from autotune.checks.catalogue import VERSIONS
 from autotune.checks.launch import arithmetic_of
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import BITS, Dtype
@@ -227,8 +228,8 @@ def hunt(
 
 def machine(facts: Facts) -> str:
     """What a row is about: the device, and what its kernels come from."""
-    words = (facts.hardware.get("name"), facts.software.get("flashinfer"), facts.software.get("driver"))
-    return " / ".join(str(word) for word in words if word)
+    software = (f"{name} {value}" for name, value in sorted(facts.software.items()) if value is not None)
+    return " / ".join((str(facts.hardware.get("name")), *software))
 
 
 def _appending(path: Path) -> IO[str]:
@@ -324,7 +325,13 @@ def main(given: Sequence[str] | None = None) -> int:
     except HardwareError as error:
         print(f"corners: {error}", file=sys.stderr)
         return 3
-    marks = {"look": "quick" if options.quick else "whole", "on": machine(facts)}
+    checks = QUICK if options.quick else registry.names()
+    # of the same checks and adapters only: a stricter one may find what an older one passed
+    marks = {
+        "proof": " ".join(f"{name}:{VERSIONS[name]}" for name in checks),
+        "adapters": " ".join(f"{name}:{adapter.version}" for name, adapter in sorted(known.items())),
+        "on": machine(facts),
+    }
     began, lost = time.monotonic(), False
     with contextlib.ExitStack() as stack:
         try:
@@ -341,7 +348,7 @@ def main(given: Sequence[str] | None = None) -> int:
                     chosen,
                     facts,
                     report,
-                    checks=QUICK if options.quick else registry.names(),
+                    checks=checks,
                     seconds=options.seconds,
                     provers=options.provers or PROVERS[facts.device],
                     seed=options.seed,

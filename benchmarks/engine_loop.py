@@ -516,9 +516,15 @@ def main() -> int:
     }
 
     def keep() -> None:
-        if given.json is not None:
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
+        if given.json is not None:  # a kill meanwhile leaves what was there
+            partial = given.json.with_name(f"{given.json.name}.partial")
+            partial.write_text(json.dumps(found, indent=1) + "\n")
+            partial.replace(given.json)
 
+    try:
+        keep()
+    except OSError as error:
+        parser.error(f"--json {given.json}: {error.strerror or error}")
     with contextlib.ExitStack() as stack:
         if given.device == "cpu":
             from autotune.table.load import load_table
@@ -551,8 +557,8 @@ def main() -> int:
             print(f"engine_loop: {found['failed']}", file=sys.stderr)
     if not found["cut"]:
         del found["cut"]
-    keep()
     print(json.dumps(found, indent=1), flush=True)
+    keep()
     return int("failed" in found)
 
 

@@ -395,6 +395,11 @@ def main(given: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(given)
     torch.set_num_threads(1)
     try:
+        if asked.json:
+            asked.json.open("a").close()
+    except OSError as error:
+        parser.error(f"--json {asked.json}: {error.strerror or error}")
+    try:
         facts = collect(asked.device, threads=1)
     except (ValueError, HardwareError) as error:
         print(f"guard_cost: {error}", file=sys.stderr)

@@ -143,15 +143,19 @@ def kill_last(pid: int) -> int:
     sys.exit("fault_demo: the run has no child to kill")
 
 
-def until(met: Callable[[], bool], run: subprocess.Popen[bytes], end: float) -> None:
-    """Wait for ``met`` while ``run`` lives, no longer than to the monotonic time ``end``."""
+def until(met: Callable[[], bool], run: subprocess.Popen[bytes], end: float, log: Path) -> None:
+    """Wait for ``met`` while ``run`` lives, no longer than to the monotonic time ``end``; ``log`` is its."""
     while not met():
         if run.poll() is not None:
             sys.exit(
-                f"fault_demo: the run ended by itself (exit {run.returncode}) before it could be disturbed"
+                f"fault_demo: the run ended by itself (exit {run.returncode}) before it could be disturbed: "
+                f"{last_line(log)}"
             )
         if time.monotonic() > end:
-            sys.exit("fault_demo: --seconds are over, and there was nothing to disturb")
+            sys.exit(
+                "fault_demo: --seconds are over, and there was nothing to disturb; the run said last: "
+                f"{last_line(log)}"
+            )
         time.sleep(0.05)
 
 
@@ -210,17 +214,26 @@ def disturb(options: argparse.Namespace, folder: Path, package: Path, device: st
     status: object = "not reached"
     cut = ""
     try:
-        with started([*command, "--budget", budget(end)], environment, folder / "first.log") as run:
-            until(lambda: len(rows(database)) >= 5, run, end)
+        log = folder / "first.log"
+        with started([*command, "--budget", budget(end)], environment, log) as run:
+            until(lambda: len(rows(database)) >= 5, run, end, log)
             victim = kill_last(run.pid)
             seen = len(rows(database))
-            until(lambda: len(rows(database)) >= seen + 5, run, end)
+            until(lambda: len(rows(database)) >= seen + 5, run, end, log)
             below = descendants(run.pid)
             run.kill()
             run.wait()
             deadline = time.monotonic() + 20
-            while (left := [p for p in below if parent_of(p) is not None]) and time.monotonic() < deadline:
-                time.sleep(0.1)
+            left = below
+            try:
+                while left := [p for p in left if parent_of(p) is not None]:
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(0.1)
+            finally:
+                for pid in left:  # found wanting; they are not to hold the device on top of that
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         before = rows(database)
         print(
             f"killed: child {victim} after {seen} rows or more, the run after {len(before)}; "

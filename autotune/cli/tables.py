@@ -26,7 +26,12 @@ def write(run: OpenedRun, out: Path, objective: str | None = None) -> list[tuple
     before = [_standing(path) for path in paths]
     written = [(view, publish(view, out, objective)) for view in views]
     for path, old, (_, published) in zip(paths, before, written, strict=True):
-        if old is not None and (gone := _gone(old, published.table)):
+        if old is None:
+            continue
+        was, now = old.policy.objective, published.table.policy.objective
+        if was != now:
+            note(f"{path}: the table that was there was decided by {was}, this one is by {now}")
+        if gone := _gone(old, published.table):
             said = f"the table that was there had {gone} cells that this one has not"
             note(f"{path}: {said}; export, with the flags that it had, makes it again")
     return written

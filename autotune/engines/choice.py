@@ -68,7 +68,7 @@ class Chooser:
         bound: Bound,
         *,
         stock: str,
-        fallback: str,
+        fallback: str | None,
         deployable: frozenset[str],
         miss: Miss,
         kind: tuple[Shape, DTypes, int],
@@ -78,7 +78,8 @@ class Chooser:
         """
         Args:
             stock: the kernel that the engine calls without us.
-            fallback: the context kernel that a miss gets under ``Miss.FALLBACK``.
+            fallback: the context kernel that a miss gets under ``Miss.FALLBACK``; None where it is withdrawn,
+                and a miss stays the engine's own.
             deployable: kernels that this hook can call; ``stock`` is one without being named.
             kind: shape, dtypes and max context that it is for.
             again: makes it anew, from the table in use by then.
@@ -106,12 +107,14 @@ class Chooser:
         if self._bound.route(batch_size, q_len) == ran:
             self._bound.capture(batch_size, q_len)
 
-    def refused(self, detail: str) -> Choice:
-        """What a call gets whose metadata break the contract."""
+    def refused(self, batch_size: int, q_len: int, detail: str) -> Choice:
+        """What a call gets whose metadata break the contract; no fallback that is not proven safe there."""
+        if self._bound.explain(batch_size, q_len).why == Why.NO_SAFE_ROUTE:
+            return Choice(None, "contract", detail, decided=False)
         return self._missed("contract", detail)
 
     def _missed(self, why: str, detail: str) -> Choice:
-        if self._miss is Miss.STOCK:
+        if self._miss is Miss.STOCK or self._fallback is None:
             return Choice(None, why, detail, decided=False)
         return self._deployed(self._fallback, why, detail, decided=False)
 

@@ -421,6 +421,8 @@ class Hook:
             return choice, column
         if CAUSAL_MASK not in self.runtime.attests:
             why = f'{choice.route} ignores the mask given; attests={{"{CAUSAL_MASK}"}} says that it is causal'
+            if choice.why == "contract":  # the rule that is broken is what has to be told and counted
+                return Choice(None, "contract", f"{choice.detail}; {why}", decided=False), column
             return Choice(None, "mask", why, decided=False), column
         if (wrong := _misshapen(request)) is not None:
             return Choice(None, "contract", wrong, decided=False), column
@@ -441,13 +443,14 @@ class Hook:
             return choice, column
         # the seed's fault is found here; where the table names the context kernel, the engine's own is no way
         # out: the decode kernel would be called with these operands
-        choice = chooser.refused(broken)
+        choice = chooser.refused(step.batch_size, step.q_len, broken)
         if choice.route is None:
             return choice, column
         # A context kernel reads no further than its lengths, which are cut (on the device, where they are)
         # at what the table covers: a request loses what nobody can find rather than the process its context.
         covered = step.page_table.shape[1] * kind.shape.page_size if step.page_table.dim() == 2 else 0
-        if not step.q_len <= covered <= column.max_context:
+        covered = min(covered, column.max_context)  # a table's last page, or a spare one, may reach further
+        if covered < step.q_len:
             return Choice(None, "contract", broken, decided=False), column
         step.max_seq_len = covered
         column = kind.column(step, pad)

@@ -116,10 +116,14 @@ class Runtime:
         offered = fallback
         if entries:
             fallback = entries[0].fallback
+        withdrawn = any(
+            item.route == fallback and item.shape in (None, shape) and item.dtypes in (None, dtypes)
+            for item in (table.quarantine if table is not None else ())
+        )
         made = Chooser(
             bound,
             stock=stock,
-            fallback=fallback,
+            fallback=None if withdrawn else fallback,
             deployable=deployable,
             miss=self.miss,
             kind=(shape, dtypes, max_context),

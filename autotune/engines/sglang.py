@@ -218,7 +218,7 @@ class Plugin:
             refused = Choice(None, "contract", broken, decided=False)
             if choice.route is None:
                 # the engine's own context path makes its own call of these metadata
-                refused = chooser.refused(broken)
+                refused = chooser.refused(step.batch, step.q_len, broken)
                 if refused.route is not None and self._broken(refused.route, column, call) is not None:
                     refused = Choice(None, "contract", broken, decided=False)
             choice = refused

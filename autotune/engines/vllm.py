@@ -74,6 +74,7 @@ class Plugin:
         self._once = Once()
         self._choosers: dict[tuple[Shape, DTypes, int], Chooser] = {}
         self._disabled = False
+        self._generation = -1
 
     def build(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around ``build(self, common_prefix_len, common_attn_metadata, fast_build)``."""
@@ -145,6 +146,9 @@ class Plugin:
         if layout is None:
             self._once(f"layout {found}", f"vllm: nothing is routed: {OTHER_LAYOUT.format(found=found)}")
             return None
+        if runtime.router.generation != self._generation:  # a chooser keeps the fallback of its table
+            self._generation = runtime.router.generation
+            self._choosers.clear()
         stock = decode_kernel(builder)
         shape = Shape(
             builder.num_qo_heads,

@@ -172,8 +172,14 @@ def _sweep(out: Path, work: Path) -> None:
 
     Objects that are whole stay in ``work``, where the next call goes on from them; ninja removes the others.
     """
-    for path in (*out.glob("*/*.partial"), *out.glob(f"{manifests.NAME}.*"), *work.glob("stub/*.partial")):
-        path.unlink(missing_ok=True)
+    # by the very names that are written here: the folder may hold what is the user's
+    partial = [path for path in out.glob("*/*.partial") if path.stem == path.parent.name]
+    written = [path for path in out.glob(f"{manifests.NAME}.*") if path.suffix[1:].isdigit()]
+    for path in (*partial, *written, work / "stub" / "libcuda.so.partial"):
+        if not path.is_file():
+            continue
+        with contextlib.suppress(OSError):  # it must not hide how the build ended
+            path.unlink()
         for folder in (path.parent, out):
             with contextlib.suppress(OSError):  # it holds something
                 folder.rmdir()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotune.bench.shift import MIN_CELLS
 from autotune.domain.decision import Reason
 from autotune.report.grid import objective_text, table_text
 
@@ -154,6 +155,9 @@ def summary_text(
     if len(progress.devices) > 1:
         together = ", ".join(progress.devices)
         lines.append(f"measured with {len(progress.devices)} devices of this host at work: {together}")
+    if inside := sum(bool(cell.decision.route and cell.cell.column.interval) for cell in published.cells):
+        # The table may have fewer letters for them: an interval names a route only where all in it agree.
+        answers += f" ({inside} of the routed ones sampled inside batch intervals)"
     lines += [f"answers: {answers}", f"reasons: {reasons}", f"proof rows: {checks}"]
     if data["geomean_speedup_where_routed"]:
         lines.append(
@@ -163,7 +167,7 @@ def summary_text(
     lines.append(
         "shift between processes (tau): "
         + (
-            "not measured yet"
+            f"not measured; it takes {MIN_CELLS} cells that were timed in a second process"
             if data["tau"] is None
             else f"{data['tau']:.2%}, the margin is at least 3 of it"
         )

@@ -66,6 +66,14 @@ def test_rounds_go_on_until_the_time() -> None:
     assert time.monotonic() >= end
 
 
+def test_a_file_that_cannot_be_written_is_known_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        guard_cost.main(["--device", "cpu", "--json", str(tmp_path / "none" / "cost.json")])
+    assert "cost.json: No such file or directory" in capsys.readouterr().err
+
+
 def test_what_is_told_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cost.json"
     asked = ["--device", "cpu", "--routes", "torch-sdpa", "--seconds", "0", "--checks", "1", "--limit", "0"]

@@ -73,6 +73,12 @@ def test_a_table_that_loses_cells_is_said_to(done: Place, finished: tuple[Place,
     assert result.code == 0
     rows = len(entry.routes.rows) * len(entry.batch_size)
     assert f"{done.table}: the table that was there had {rows} cells that this one has not" in result.err
+    policy = kept.policy._replace(objective="step")
+    write_table(dataclasses.replace(kept, policy=policy), done.table)
+    said = (
+        f"{done.table}: the table that was there was decided by step, this one is by {kept.policy.objective}"
+    )
+    assert said in cli("export", *done.flags()).err
     done.table.write_text("no table")
     assert cli("export", *done.flags()).err == cli("export", *done.flags()).err == ""
 

@@ -96,6 +96,15 @@ def test_a_wrong_number_is_told_with_what_was_found(
     assert "cut" not in found
 
 
+def test_a_file_that_cannot_be_written_is_known_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Router, "load", lambda *_, **__: pytest.fail("it has begun"))
+    with pytest.raises(SystemExit, match="2"):
+        soaked(tables.write(tmp_path / "t.yaml"), tmp_path / "none" / "loop.json", monkeypatch)
+    assert "loop.json: No such file or directory" in capsys.readouterr().err
+
+
 def soaked(table: Path, out: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, Any]:
     """A small soak in this process; what it wrote, with its exit status."""
     small = ("--layers", "1", "--batch", "1", "--max-kv", "70", "--verify-every", "1", "--part", "soak")

@@ -163,6 +163,18 @@ def test_a_table_too_narrow_is_served_by_the_fallback_whatever_the_cell_says(
     assert library.called == ["decode"] and stock.counts == {("xqa-decode", "contract"): 1}
 
 
+@pytest.mark.parametrize("batch", LENS)
+def test_a_mask_hides_no_broken_contract(tmp_path: Path, library: Library, batch: int) -> None:
+    wrong = decode_call((*(min(kv_len, 128) for kv_len in LENS[batch][:-1]), 200))
+    wrong["block_tables"] = wrong["block_tables"][:, :3].contiguous()
+    hook = hook_of(tmp_path, miss="fallback", attests=())
+    said = hook.explain(**wrong)
+    assert "contract rule table_width" in said and 'attests={"causal_mask"}' in said
+    with pytest.raises(standin.IllegalAccessError):
+        call(**wrong)
+    assert library.called == ["decode"] and hook.counts == {("xqa-decode", "contract"): 1}
+
+
 def test_left_alone_where_an_argument_says_more(tmp_path: Path, library: Library) -> None:
     hook = hook_of(tmp_path, miss="fallback")
     ragged = decode_call((200,)) | {"max_q_len": 4, "cum_seq_lens_q": torch.tensor([0, 4])}
@@ -413,3 +425,32 @@ def test_a_graph_that_holds_what_the_table_named_is_in_both_reports(
         (stale,) = status.recapture
         assert (stale.captured, stale.now, stale.why) == ("xqa-decode", "fmha-v2", "quarantined")
         assert status.reason.count("recapture needed") == 1
+
+
+@pytest.mark.parametrize("lens", [LENS[2], (64, 65, 66)])
+def test_a_fallback_that_was_withdrawn_serves_no_refused_call_and_no_miss(
+    tmp_path: Path, library: Library, lens: tuple[int, ...]
+) -> None:
+    path = tables.write(tmp_path / "h200.yaml")
+    table = load_table(path)
+    gone = Withdrawal("fmha-v2").items(table, "it faulted", "2026-01-01T00:00:00Z")
+    write_table(quarantined(table, gone), path)
+    flashinfer.install(Router.load(path, facts=CUDA_FACTS), miss="fallback", attests={"causal_mask"})
+    arguments = decode_call(lens)
+    call(**arguments)
+    call(**{**arguments, "block_tables": arguments["block_tables"][:, :5].contiguous()})
+    assert library.called == ["decode", "decode"]
+
+
+@pytest.mark.parametrize("longest", [500, 512])
+def test_a_table_that_reaches_past_max_seq_len_is_served_by_the_fallback(
+    tmp_path: Path, library: Library, longest: int
+) -> None:
+    """Page tables end with whole pages, and some have one to spare."""
+    arguments = decode_call((200, 77)) | {"max_seq_len": longest, "mask": None}
+    arguments["block_tables"] = torch.cat(
+        [arguments["block_tables"], arguments["block_tables"][:, :1]], 1
+    ).contiguous()
+    hook_of(tmp_path, miss="fallback")
+    call(**arguments)
+    assert library.called == ["fmha_v2"] and library.calls[0][1]["max_kv_len"] == longest

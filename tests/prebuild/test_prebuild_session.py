@@ -39,7 +39,7 @@ def names(leader: int) -> list[str]:
     for pid in session.members(leader):
         try:
             found.append(Path(f"/proc/{pid}/comm").read_text().strip())
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
     return found
 

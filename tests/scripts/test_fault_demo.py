@@ -215,3 +215,13 @@ def test_the_stray_read_lands_past_the_mapping() -> None:
     # what an H200 said of one request: a NaN, in launch 5 of the check
     alone = ["1" if before == "--batch" else word for before, word in zip(["", *cells], cells, strict=False)]
     assert first_stray(alone) == ("ragged_lengths", 5, False)
+
+
+def test_a_run_that_ends_by_itself_says_why(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    command = ["/bin/sh", "-c", "echo autotune: no such GPU >&2; exit 3"]
+    with (
+        pytest.raises(SystemExit, match=r"\(exit 3\) before it could be disturbed: autotune: no such GPU$"),
+        demo.started(command, dict(os.environ), log) as run,
+    ):
+        demo.until(lambda: False, run, time.monotonic() + 60.0, log)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from autotune.domain.dtypes import DTypes
     from autotune.domain.shape import Shape
     from autotune.router.bound import Bound
-    from autotune.table.model import RoutingTable
+    from autotune.table.model import Quarantine, RoutingTable
 
 MIXED = "rows_disagree"
 NOT_DEPLOYABLE = "not_deployable_here"
@@ -61,33 +61,45 @@ class Choice:
 class Chooser:
     """Choices for one attention layer kind. Calls ``Bound`` only, so a reloaded table shows at once."""
 
-    __slots__ = ("_bound", "_deployable", "_ends", "_fallback", "_miss", "again", "kind", "stock")
+    __slots__ = (
+        "_bound",
+        "_deployable",
+        "_ends",
+        "_fallback",
+        "_miss",
+        "_withdrawn",
+        "again",
+        "kind",
+        "stock",
+    )
 
     def __init__(
         self,
         bound: Bound,
         *,
         stock: str,
-        fallback: str | None,
+        fallback: str,
         deployable: frozenset[str],
         miss: Miss,
         kind: tuple[Shape, DTypes, int],
         again: Callable[[], Chooser],
         ends: tuple[int, ...] = (),
+        withdrawn: tuple[Quarantine, ...] = (),
     ) -> None:
         """
         Args:
             stock: the kernel that the engine calls without us.
-            fallback: the context kernel that a miss gets under ``Miss.FALLBACK``; None where it is withdrawn,
-                and a miss stays the engine's own.
+            fallback: the context kernel that a miss gets under ``Miss.FALLBACK``.
             deployable: kernels that this hook can call; ``stock`` is one without being named.
             kind: shape, dtypes and max context that it is for.
             again: makes it anew, from the table in use by then.
             ends: upper ends of the table's rows for this kind, for calls that do not know their KV length.
+            withdrawn: where the fallback is in quarantine; a miss there stays the engine's own.
         """
         self._bound, self.stock, self._fallback = bound, stock, fallback
         self.kind, self.again = kind, again
         self._deployable, self._miss, self._ends = deployable, miss, ends
+        self._withdrawn = withdrawn
 
     def choose(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Choice:
         """Never raises: ``Bound`` does not."""
@@ -95,11 +107,16 @@ class Chooser:
         if max_kv_len is None and found.why == Why.NOT_FASTER:
             rows = [self._bound.explain(batch_size, q_len, end) for end in self._ends if end >= q_len]
             if any(row.proven for row in rows) and not any(row.why in _DANGER for row in rows):
-                return self._missed(MIXED, "rows name different proven kernels and the KV length is unknown")
+                return self._missed(
+                    batch_size,
+                    q_len,
+                    MIXED,
+                    "rows name different proven kernels and the KV length is unknown",
+                )
         if found.why not in _DECIDED:
             if found.why == Why.NO_SAFE_ROUTE:
                 return Choice(None, found.why, found.detail, decided=False)
-            return self._missed(found.why, found.detail)
+            return self._missed(batch_size, q_len, found.why, found.detail)
         return self._deployed(found.answer, found.why, found.detail, decided=True)
 
     def capture(self, batch_size: int, q_len: int, ran: str) -> None:
@@ -111,10 +128,13 @@ class Chooser:
         """What a call gets whose metadata break the contract; no fallback that is not proven safe there."""
         if self._bound.explain(batch_size, q_len).why == Why.NO_SAFE_ROUTE:
             return Choice(None, "contract", detail, decided=False)
-        return self._missed("contract", detail)
+        return self._missed(batch_size, q_len, "contract", detail)
 
-    def _missed(self, why: str, detail: str) -> Choice:
-        if self._miss is Miss.STOCK or self._fallback is None:
+    def _missed(self, batch_size: int, q_len: int, why: str, detail: str) -> Choice:
+        gone = any(
+            item.q_len in (None, q_len) and item.batch_size in (None, batch_size) for item in self._withdrawn
+        )
+        if self._miss is Miss.STOCK or gone:
             return Choice(None, why, detail, decided=False)
         return self._deployed(self._fallback, why, detail, decided=False)
 

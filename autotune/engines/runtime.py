@@ -116,17 +116,19 @@ class Runtime:
         offered = fallback
         if entries:
             fallback = entries[0].fallback
-        withdrawn = any(
-            item.route == fallback and item.shape in (None, shape) and item.dtypes in (None, dtypes)
+        withdrawn = tuple(
+            item
             for item in (table.quarantine if table is not None else ())
+            if item.route == fallback and item.shape in (None, shape) and item.dtypes in (None, dtypes)
         )
         made = Chooser(
             bound,
             stock=stock,
-            fallback=None if withdrawn else fallback,
+            fallback=fallback,
             deployable=deployable,
             miss=self.miss,
             kind=(shape, dtypes, max_context),
+            withdrawn=withdrawn,
             again=partial(
                 self.chooser,
                 shape,

@@ -21,8 +21,10 @@ from autotune.engines.runtime import Runtime
 from autotune.engines.vllm import Plugin
 from autotune.router import Router
 from autotune.table.build import build_table
-from autotune.table.dump import dump_table
-from autotune.table.model import Policy
+from autotune.table.dump import dump_table, write_table
+from autotune.table.load import load_table
+from autotune.table.model import Policy, Quarantine
+from autotune.table.withdraw import withdraw
 from tests.table.samples import CUDA_FACTS, GENERATED, decided
 
 FASTER = Decision("xqa-decode", Reason.PROVEN_FASTER, "", 1.3, 1.4, 1.0)
@@ -215,6 +217,22 @@ def test_a_fallback_that_vllm_would_not_run_is_not_taken_for_it(make: Any) -> No
     cls, plugin = make(fallback="fa2")
     assert cls().build(0, batch(1, 200)) == "decode"
     assert [reason for _, reason in plugin.runtime.counts] == ["not_deployable_here"]
+
+
+@pytest.mark.parametrize(
+    ("size", "left"), [(None, {3: "decode", 5: "decode"}), (3, {3: "decode", 5: "prefill"})]
+)
+def test_a_fallback_that_is_withdrawn_takes_no_miss_from_the_reload_on(
+    make: Any, tmp_path: Path, size: int | None, left: dict[int, str]
+) -> None:
+    cls, plugin = make(miss=Miss.FALLBACK)
+    builder, path = cls(), tmp_path / "h200.vllm.yaml"
+    assert {each: builder.build(0, batch(each)) for each in left} == dict.fromkeys(left, "prefill")
+    table = load_table(path)
+    gone = Quarantine("fa3", "it faulted", "2026-01-01T00:00:00Z", batch_size=size)
+    write_table(withdraw(table, [gone]), path)
+    assert plugin.runtime.router.poll(0)
+    assert {each: builder.build(0, batch(each)) for each in left} == left
 
 
 E4M3 = torch.float8_e4m3fn

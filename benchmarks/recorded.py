@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import lzma
+import os
 import sqlite3
 import sys
 import tempfile
@@ -387,12 +388,19 @@ def judged(
 
 
 def ended(run: Callable[[], None], name: str) -> int:
-    """Exit status of a script's body: 1, with one line on stderr, where a source cannot be used."""
+    """Exit status of a script's body: 1, with one line on stderr, where a source cannot be used.
+
+    A reader that has gone (``| head``) has seen enough: that is no failure.
+    """
     try:
         run()
+        sys.stdout.flush()
     except RecordedError as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1
+    except BrokenPipeError:
+        # the interpreter flushes once more when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -87,9 +87,9 @@ def _options(
     """Which attention kernel may an engine call on this GPU: proven safe, then proven faster.
 
     Exit codes: 0 done; 1 failed (database, disk, lock, prebuilt kernels, an unreachable server), or found
-    what it looked for (doctor, prove, verify, diff: see their help); 2 wrong usage (flag, YAML); 3 this machine
-    is not that GPU; 4 a control failed, nothing was proven; 5 some cells have no safe route; 130 interrupted,
-    resumable.
+    what it looked for (doctor, prove, verify, diff: see their help); 2 wrong usage (flag, YAML); 3 this
+    machine is not that GPU; 4 a control failed, nothing was proven; 5 some cells have no safe route; 130
+    interrupted, resumable.
     """
 
 

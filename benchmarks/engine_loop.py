@@ -91,10 +91,10 @@ class Forced:
     def __init__(self, route: str | None) -> None:
         self._choice = Choice(route, "forced", "by the benchmark", decided=True)
 
-    def choose(self, *_: object) -> Choice:
+    def choose(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Choice:
         return self._choice
 
-    def refused(self, detail: str) -> Choice:
+    def refused(self, batch_size: int, q_len: int, detail: str) -> Choice:
         raise RuntimeError(f"the benchmark's own metadata break the contract: {detail}")
 
 

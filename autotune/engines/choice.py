@@ -131,10 +131,9 @@ class Chooser:
         return self._missed(batch_size, q_len, "contract", detail)
 
     def _missed(self, batch_size: int, q_len: int, why: str, detail: str) -> Choice:
-        gone = any(
-            item.q_len in (None, q_len) and item.batch_size in (None, batch_size) for item in self._withdrawn
-        )
-        if self._miss is Miss.STOCK or gone:
+        if self._miss is Miss.STOCK or any(
+            item.covers(q_len, batch_size, batch_size) for item in self._withdrawn
+        ):
             return Choice(None, why, detail, decided=False)
         return self._deployed(self._fallback, why, detail, decided=False)
 

@@ -119,7 +119,7 @@ class Runtime:
         withdrawn = tuple(
             item
             for item in (table.quarantine if table is not None else ())
-            if item.route == fallback and item.shape in (None, shape) and item.dtypes in (None, dtypes)
+            if item.route == fallback and item.of_kind(shape, dtypes)
         )
         made = Chooser(
             bound,

@@ -69,9 +69,7 @@ class State:
         names = {entry.fallback for entry in known}
         fallback = names.pop() if len(names) == 1 else self._fallback
         withdrawn = frozenset(
-            item.route
-            for item in table.quarantine
-            if item.shape in (None, binding.shape) and item.dtypes in (None, binding.dtypes)
+            item.route for item in table.quarantine if item.of_kind(binding.shape, binding.dtypes)
         )
         if fallback in withdrawn:
             fallback = self._fallback

@@ -180,6 +180,14 @@ class Quarantine(NamedTuple):
     q_len: int | None = None
     batch_size: int | None = None
 
+    def of_kind(self, shape: Shape, dtypes: DTypes) -> bool:
+        """Whether it is about some call of this shape and these dtypes."""
+        return self.shape in (None, shape) and self.dtypes in (None, dtypes)
+
+    def covers(self, q_len: int, low: int, high: int) -> bool:
+        """Whether, in its kind, its route is withdrawn at ``q_len`` for some batch of ``low`` to ``high``."""
+        return self.q_len in (None, q_len) and (self.batch_size is None or low <= self.batch_size <= high)
+
 
 @dataclass(frozen=True)
 class RoutingTable:

@@ -32,16 +32,14 @@ def _withdraw(entry: Entry, items: tuple[Quarantine, ...], legend: Mapping[str, 
     relevant = [
         item
         for item in items
-        if item.shape in (None, entry.shape)
-        and item.dtypes in (None, entry.dtypes)
-        and item.q_len in (None, entry.q_len)
+        if item.of_kind(entry.shape, entry.dtypes) and item.q_len in (None, entry.q_len)
     ]
     if not relevant:
         return entry
     letter_of = {name: letter for letter, name in legend.items() if letter not in RESERVED}
 
     def gone(low: int, high: int) -> set[str] | None:
-        routes = {i.route for i in relevant if i.batch_size is None or low <= i.batch_size <= high}
+        routes = {item.route for item in relevant if item.covers(entry.q_len, low, high)}
         if entry.fallback in routes:
             return None
         return {letter_of[route] for route in routes if route in letter_of}

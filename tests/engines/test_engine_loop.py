@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from autotune.arena.host_mmap import HostMmapArena
+from autotune.engines.choice import Chooser
 from autotune.router import Router
 from benchmarks import ending, engine_loop
 from benchmarks.ending import Pulse
@@ -40,6 +42,14 @@ def loop(table: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess
         timeout=110,
         check=False,
     )
+
+
+@pytest.mark.parametrize("name", ["choose", "refused"])
+def test_the_forced_chooser_is_called_as_the_real_one(name: str) -> None:
+    """The hook calls it in a chooser's place, and no type says so."""
+    real = inspect.signature(getattr(Chooser, name))
+    forced = inspect.signature(getattr(engine_loop.Forced, name))
+    assert forced.parameters.keys() == real.parameters.keys()
 
 
 def test_dry_run(tmp_path: Path) -> None:

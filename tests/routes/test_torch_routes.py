@@ -18,6 +18,7 @@ from autotune.domain.cell import Column
 from autotune.domain.dtypes import DTypes
 from autotune.domain.fingerprint import Facts
 from autotune.domain.shape import KvLayout, Shape
+from autotune.routes import torch_paged, torch_support
 from autotune.routes.base import Allocate, Capacity, Route
 from autotune.routes.contract import ContractError
 from autotune.routes.torch_sdpa import TorchSdpa
@@ -357,3 +358,8 @@ def test_a_gpu_is_refused(route: Route) -> None:
 @routes
 def test_it_satisfies_the_protocol(route: Route) -> None:
     assert isinstance(route, Route)
+
+
+def test_the_dtypes_that_are_taken_are_those_that_can_be_computed() -> None:
+    """Written twice: whoever asks what a route takes does not import torch."""
+    assert torch_paged.DTYPES.keys() == torch_support.DTYPES

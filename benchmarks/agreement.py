@@ -3,9 +3,11 @@
     python benchmarks/agreement.py SOURCE1 SOURCE2 [--engine sglang] [--space FILE] [--near 0.02]
 
 Both are databases (``.db``, ``.db.xz``, a URL). Each is decided again under the engine, from its stored rows.
-Needs no GPU. A cell counts as decided where its answer is final (no open proof, no open test). It is *near*
-where a deployable candidate's median ratio lies within ``--near`` of 1 + margin in either study, or two
-winners lie as near to each other: there a letter may differ without either study being wrong.
+Needs no GPU. A cell counts as decided where its answer is final: no open proof, no open test, no claim that
+waits for a second process (its letter is ``?`` until then). It is *near* where a deployable candidate's
+median ratio lies within ``--near`` of 1 + margin in either study, or two winners lie as near to each other:
+there a letter may differ without either study being wrong. The margin is the one in force, 3 tau where that
+is more than the study's floor.
 
 The loss of a table is the time of its choice over that of the other study's own choice, by the *other*
 study's times, less 1: nothing judges itself. It is below 0 where the foreign choice was quicker.
@@ -48,6 +50,7 @@ class Agreement:
 
     Attributes:
         common: cells of which both have proofs or rounds.
+        waiting: those that wait for a second process in study 1, and in study 2.
         decided: those of them that are decided in both.
         equal: decided ones with the same choice.
         clear, clear_equal: the same, over cells that are not near.
@@ -58,6 +61,7 @@ class Agreement:
     """
 
     common: int
+    waiting: tuple[int, int]
     decided: int
     equal: int
     clear: int
@@ -106,12 +110,12 @@ def compare(one: JudgedStudy, two: JudgedStudy, within: float = NEAR) -> Agreeme
     first = {item.cell.id: item for item in one.cells}
     second = {item.cell.id: item for item in two.cells}
     common = [cell_id for cell_id in first if cell_id in second]
-    decided = [cell_id for cell_id in common if first[cell_id].settled and second[cell_id].settled]
+    decided = [cell_id for cell_id in common if first[cell_id].final and second[cell_id].final]
+    margins = [study.judge.test_of(study.judge.objectives.first).margin for study in (one, two)]
     clear = [
         cell_id
         for cell_id in decided
-        if not near(first[cell_id], one.study.margin, within)
-        and not near(second[cell_id], two.study.margin, within)
+        if not near(first[cell_id], margins[0], within) and not near(second[cell_id], margins[1], within)
     ]
 
     def equal(cell_id: str) -> bool:
@@ -119,17 +123,18 @@ def compare(one: JudgedStudy, two: JudgedStudy, within: float = NEAR) -> Agreeme
 
     opposite: list[tuple[str, str, str, str]] = []
     proofs = 0
-    final = {Status.SAFE, Status.UNSAFE}
+    proven = {Status.SAFE, Status.UNSAFE}
     for cell_id in common:
         a, b = _verdicts(first[cell_id]), _verdicts(second[cell_id])
         for route in a.keys() & b.keys():
-            if {a[route], b[route]} <= final:
+            if {a[route], b[route]} <= proven:
                 proofs += 1
                 if a[route] is not b[route]:
                     opposite.append((str(first[cell_id].cell), route, a[route].value, b[route].value))
     objectives = {cell_id: _objective(one, first[cell_id]) for cell_id in common}
     return Agreement(
         common=len(common),
+        waiting=(sum(first[c].waits for c in common), sum(second[c].waits for c in common)),
         decided=len(decided),
         equal=sum(map(equal, decided)),
         clear=len(clear),
@@ -166,6 +171,7 @@ def report(found: Agreement, within: float) -> str:
 
     rows: list[list[object]] = [
         ["cells in both", found.common],
+        ["waiting for a second process, of study 1 / 2", " / ".join(map(str, found.waiting))],
         ["decided in both", found.decided],
         ["raw agreement: same letter", share(found.equal, found.decided)],
         [f"same letter, no estimate within {within:.0%}", share(found.clear_equal, found.clear)],

@@ -30,6 +30,7 @@ from sqlalchemy import select
 from autotune.bench.pools import draw_kv_lens
 from autotune.bench.record import Round
 from autotune.domain.cell import Cell, Column
+from autotune.domain.decision import Reason
 from autotune.store.database import Database, open_database
 from autotune.store.errors import StoreError
 from autotune.store.models import CellRow, ColumnRow, ProofRow, RoundChunkRow
@@ -303,6 +304,16 @@ class JudgedCell:
     def choice(self) -> str:
         """The route that the router would be told."""
         return self.outcome.decision.route or self.evidence.fallback
+
+    @property
+    def waits(self) -> bool:
+        """Whether all that the cell's letter lacks is a second process."""
+        return self.settled and self.outcome.decision.reason is Reason.UNPROVEN
+
+    @property
+    def final(self) -> bool:
+        """Whether no further call could change the cell's letter."""
+        return self.settled and not self.waits
 
 
 @dataclass(frozen=True)

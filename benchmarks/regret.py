@@ -12,12 +12,13 @@ rule's regret in a cell is the median time of its choice over that of the best d
   good for everyone, so no rule's regret is 0.
 
 Rules: ``table``, as it is exported: it saw all rounds of the study, the judging half too where there is no
-oracle. ``table, half``: its rule on one half at N = 1, since half of the rounds cannot reach the study's N.
-``smallest median``: of each route's first 10 rounds in one half, without a margin, as tuners do that keep the
-fastest candidate. ``nearest bucket``: the same, measured at every second batch size and KV row only and taken
-over by the cells between (nearest in log2 batch and log2 KV). ``nearest bucket, q_len 1``: measured at q_len
-1 only, as where q_len is no axis. ``always ...`` and ``stock``: fixed. Only routes count that the engine can
-deploy; a cell where a rule has no timed choice is left out for it.
+oracle. ``table, final``: the same, without cells that a budget left open. ``table, half``: its rule on one
+half at N = 1, since half of the rounds cannot reach the study's N. ``smallest median``: of each route's first
+10 rounds in one half, without a margin, as tuners do that keep the fastest candidate. ``nearest bucket``: the
+same, measured at every second batch size and KV row only and taken over by the cells between (nearest in log2
+batch and log2 KV). ``nearest bucket, q_len 1``: measured at q_len 1 only, as where q_len is no axis.
+``always ...`` and ``stock``: fixed. Only routes count that the engine can deploy; a cell where a rule has no
+timed choice is left out for it.
 """
 
 # ruff: noqa: T201 - what it prints is its result
@@ -201,6 +202,7 @@ def rules(halves: Sequence[Half], study: JudgedStudy) -> dict[str, dict[int, str
     places = range(len(halves))
     found: dict[str, dict[int, str]] = {
         "table": {i: halves[i].item.choice for i in places},
+        "table, final": {i: halves[i].item.choice for i in places if halves[i].item.final},
         "table, half": {i: table_on(halves[i], study) for i in places},
         "always fallback": {i: halves[i].item.evidence.fallback for i in places},
         "stock": {i: halves[i].item.evidence.stock or "" for i in places},

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.engines.environment import Miss
+from autotune.engines.log import told
 from autotune.router.explanation import Why
 
 if TYPE_CHECKING:
@@ -32,8 +33,14 @@ MIXED = "rows_disagree"
 NOT_DEPLOYABLE = "not_deployable_here"
 
 _DECIDED = frozenset({Why.PROVEN_FASTER, Why.NOT_FASTER, Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
+# Why the engine's own kernel must not answer a call in place of one that failed.
+_REFUSED = frozenset({"contract", Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
 # Where these stand in any row, no other row can make the answer better.
 _DANGER = frozenset({Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
+
+
+class RefusedCallError(RuntimeError):
+    """No kernel is left for a call: the engine's own is refused for it, and the one in its place failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,19 @@ class Choice:
     def moved(self) -> bool:
         """Whether another kernel than the engine's own is to be called."""
         return self.route is not None
+
+    @property
+    def refuses_stock(self) -> bool:
+        """Whether the engine's own kernel is what the call is kept from: unsafe, in quarantine, or called
+        against its contract. Elsewhere it is only slower, or not proven."""
+        return self.moved and self.why in _REFUSED
+
+    def refusal(self, stock: str, where: object, error: BaseException) -> RefusedCallError:
+        """What to raise where :attr:`refuses_stock` and the kernel called instead raised ``error``."""
+        return RefusedCallError(
+            f"autotune: {where}: {stock} is refused here ({self.detail or self.why}), and {self.route} in "
+            f"its place failed: {told(error)}; AUTOTUNE_MODE=off takes autotune out"
+        )
 
 
 class Chooser:

@@ -9,8 +9,9 @@
 For an engine that calls that function itself. The function is replaced in FlashInfer and wherever it was
 imported by name before; ``uninstall`` puts back what was there. A call is left alone unless the table decides
 otherwise for it and the static contract of the kernel that would be called holds; an argument that no route
-knows leaves the call alone too. Every decision is made when Python runs: under CUDA graphs that is at
-capture.
+knows leaves the call alone too. A kernel that fails in its place is replaced by the engine's own, but not
+where that one is unsafe, in quarantine or refused by the contract: there ``RefusedCallError`` is raised.
+Every decision is made when Python runs: under CUDA graphs that is at capture.
 """
 
 from __future__ import annotations
@@ -292,7 +293,12 @@ class Hook:
         return dict(self.runtime.counts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The library's function: the same arguments, the same result."""
+        """The library's function: the same arguments, the same result.
+
+        Raises:
+            RefusedCallError: the engine's own kernel is refused for this call and its replacement failed.
+            Exception: whatever the library raises.
+        """
         try:
             picked = self._pick(args, kwargs)
         except NotOursError as reason:
@@ -327,6 +333,8 @@ class Hook:
         except Exception as error:
             if self.runtime.saw(error):
                 raise
+            if choice.refuses_stock:
+                raise choice.refusal(request.kind.called, request.cell, error) from error
             self.runtime.failed(error, f"calling {route} at {request.cell}")
             out = self._stock(args, kwargs)
             self._ran(chooser, request, request.kind.called)

@@ -104,13 +104,14 @@ class Plugin:
         step = getattr(args[0], _STEP, None) if args else None
         if step is None:
             return original(*args, **kwargs)
-        batch = None
+        batch, choice = None, None
         try:
-            if self._take_context(step, args, kwargs):
+            choice = self._take_context(step, args, kwargs)
+            if choice is not None:
                 batch = _argument(args, kwargs, 5, "forward_batch")
         except Exception as error:
             self._failed(error, "choosing a route")
-        if batch is None:
+        if batch is None or choice is None:
             return self._stock(original, args, kwargs)
         mode = batch.forward_mode
         try:
@@ -119,6 +120,9 @@ class Plugin:
         except Exception as error:
             if self._saw(error):
                 raise
+            if choice.refuses_stock:
+                where = f"q_len {step.q_len} batch {step.batch}"
+                raise choice.refusal(_stock_name(args[0]), where, error) from error
             # the context path of this engine cannot do it: never again in this process
             self._disabled = True
             self._failed(error, "the engine's context path")
@@ -149,7 +153,7 @@ class Plugin:
             self._begun = True
             self.runtime = self._begin()
         runtime = self.runtime
-        if runtime is None or not runtime.active or self._disabled:
+        if runtime is None or not runtime.active:
             return
         metadata = backend.forward_metadata
         if metadata.is_ragged_verify or backend.is_nvfp4_kvcache or backend.decode_seq_len_splits != 1:
@@ -172,25 +176,28 @@ class Plugin:
         if counted and runtime.traffic is not None and size > 0:
             runtime.traffic.count(size, q_len, _longest(batch, q_len))
 
-    def _take_context(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this layer's call is to be presented as an extend."""
+    def _take_context(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Choice | None:
+        """Why this layer's call is to be presented as an extend; None: it is not."""
         runtime, backend = self.runtime, args[0]
         layer = _argument(args, kwargs, 4, "layer")
         batch = _argument(args, kwargs, 5, "forward_batch")
-        if runtime is None or self._disabled or batch.forward_mode is not step.mode:
-            return False
+        if runtime is None or batch.forward_mode is not step.mode:
+            return None
         if int(batch.batch_size) != step.batch:
-            return False
+            return None
         found = step.choices.get(layer.layer_id)
         if found is None:
             found = self._choose(step, backend, layer, batch, kwargs)
             if found is None:
-                return False
+                return None
             step.choices[layer.layer_id] = found
-        kernel = self._context(step, backend, layer, batch, found, args, kwargs)
+        choice = self._context(step, backend, layer, batch, found, args, kwargs)
+        if self._disabled and choice is not None and not choice.refuses_stock:
+            choice = None
         if runtime.mode is Mode.ROUTE and capturing():
+            kernel = _stock_name(backend) if choice is None else choice.route
             runtime.recorded(found[1], step.batch, step.q_len, kernel or _stock_name(backend))
-        return kernel is not None
+        return choice
 
     def _context(
         self,
@@ -201,8 +208,8 @@ class Plugin:
         found: tuple[Choice, Chooser, Column],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> str | None:
-        """The context kernel that this layer's call is to be presented to, or None."""
+    ) -> Choice | None:
+        """The choice of a context kernel, where this layer's call is to be presented to it; or None."""
         runtime = self.runtime
         if runtime is None:
             return None
@@ -226,7 +233,7 @@ class Plugin:
         if choice.route is None or runtime.mode is not Mode.ROUTE:
             return None
         given = batch._attn_output
-        return choice.route if given is None or given.numel() == query.numel() else None
+        return choice if given is None or given.numel() == query.numel() else None
 
     def _choose(
         self, step: _Step, backend: Any, layer: Any, batch: Any, kwargs: dict[str, Any]

@@ -78,12 +78,12 @@ class Plugin:
 
     def build(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Around ``build(self, common_prefix_len, common_attn_metadata, fast_build)``."""
-        take = False
+        taken = None
         try:
-            take = not self._disabled and self._take_context(args, kwargs)
+            taken = self._take_context(args, kwargs)
         except Exception as error:
             self._failed(error, "choosing a route")
-        if not take:
+        if taken is None:
             return original(*args, **kwargs)
         builder = args[0]
         threshold = builder.reorder_batch_threshold
@@ -93,6 +93,9 @@ class Plugin:
         except Exception as error:
             if self.runtime is not None and self.runtime.saw(error):
                 raise
+            choice, stock, column = taken
+            if choice.refuses_stock:
+                raise choice.refusal(stock, column, error) from error
             self._disabled = True
             self._failed(error, "vLLM's prefill path")
         finally:
@@ -102,7 +105,10 @@ class Plugin:
     def _failed(self, error: BaseException, where: str) -> None:
         self._once(where, f"vllm: {where}: {told(error)}; vLLM's own path is taken")
 
-    def _take_context(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _take_context(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Choice, str, Column] | None:
+        """The choice of vLLM's prefill path, the kernel that it replaces, and where; None: vLLM's own way."""
         builder = args[0]
         common = args[2] if len(args) > 2 else kwargs["common_attn_metadata"]
         size, q_len = int(common.num_reqs), int(common.max_query_len)
@@ -112,19 +118,19 @@ class Plugin:
             and int(common.num_actual_tokens) == size * q_len
             and common.causal
         ):
-            return False
+            return None
         if not self._begun:
             self._begun = True
             self.runtime = self._begin()
         runtime = self.runtime
         if runtime is None or not runtime.active or builder.use_dcp or builder.is_kvcache_nvfp4:
-            return False
+            return None
         longest = int(common.max_seq_len)
         if runtime.traffic is not None:
             runtime.traffic.count(size, q_len, longest)
         found = self._choose(builder, size, q_len, longest)
         if found is None:
-            return False
+            return None
         choice, stock, column = found
         if choice.moved and builder.enable_cuda_graph:
             choice = Choice(None, "not_deployable_here", FULL_GRAPH, decided=False)
@@ -132,9 +138,11 @@ class Plugin:
             choice = Choice(None, "contract", why, decided=False)
         runtime.note(choice, stock, str(column))
         if not choice.moved or runtime.mode is not Mode.ROUTE:
-            return False
+            return None
+        if self._disabled and not choice.refuses_stock:
+            return None
         runtime.calling(choice.route or stock, str(column))
-        return True
+        return choice, stock, column
 
     def _choose(self, builder: Any, size: int, q_len: int, longest: int) -> tuple[Choice, str, Column] | None:
         runtime = self.runtime

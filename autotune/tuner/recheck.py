@@ -99,18 +99,19 @@ class Rechecker:
             self._tried.add(cell.id)
             self._retime(cell, self._raced, sampled=True)
 
-    def agree(self, cells: Sequence[Cell]) -> bool:
+    def agree(self, cells: Sequence[Cell], *, first_only: bool = False) -> bool:
         """Give the near claims among ``cells`` their second process; whether there were any, and time.
 
         Those that wait under the study's first objective, which decides the tables unless another is asked
-        for, come before those that wait under another one only.
+        for, come before those that wait under another one only; ``first_only`` leaves the latter out.
         """
         if not self._on:
             return False
         first = self._run.judge.objectives.first
         waits = [(cell, self._run.waits(cell)) for cell in cells]
         wanted = [cell for cell, under in waits if under == first]
-        wanted += [cell for cell, under in waits if under not in (None, first)]
+        if not first_only:
+            wanted += [cell for cell, under in waits if under not in (None, first)]
         for cell in self._begin(wanted, "whose claim is a near one"):
             if self._deadline.passed:
                 return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -149,6 +149,7 @@ class Tuner:
             else:
                 hands, recheck = self._hands, self._rechecker(self._hands.racer, self._timer)
                 recheck.sample()
+                self._agree_first(recheck, decided, given_up)
                 taus = self._taus()
                 while not self._deadline.passed and (pick := strategy.take()) is not None:
                     decision = self._settle(pick, hands)
@@ -182,6 +183,14 @@ class Tuner:
     def _rechecker(self, racer: Racer, timer: Renewed) -> Rechecker:
         decided = self._run.repository.decisions(self._run.study)
         return Rechecker(self._run, racer, timer, self._listener, self._deadline, decided, on=self._again)
+
+    def _agree_first(self, recheck: Rechecker, decided: Container[str], given_up: Container[str]) -> None:
+        """What an earlier call left waiting for a second process, which is all that its letter lacks: some
+        rounds each, while one new cell can cost as much as a dozen of them."""
+        if not any(judge.measured for judge in self._run.judges):
+            return
+        known = [item.cell for item in self._run.cells if item.cell.id in decided]
+        recheck.agree([cell for cell in known if cell.id not in given_up], first_only=True)
 
     def _second(self, recheck: Rechecker, hands: _Hands) -> None:
         """Once tau is known: time on what it has opened again, and give near claims their second process."""

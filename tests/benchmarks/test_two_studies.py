@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from autotune.bench.record import Round
+from autotune.domain.decision import Decision, Reason
 from autotune.domain.verdict import Status
 from benchmarks import agreement, regret
 from benchmarks.recorded import JudgedStudy, RecordedError, judged, opened, read, study_of
@@ -95,6 +96,19 @@ def test_a_cell_near_the_margin_is_no_clear_difference(make: Make) -> None:
     found = compared(make(10 / 1.068, 4), make(10 / 1.035, 5))
     assert found.decided == 4
     assert found.clear == 0
+
+
+def test_a_cell_that_waits_for_a_second_process_is_not_decided(fast: Path) -> None:
+    with opened(str(fast)) as database:
+        study = judged(database, str(fast), "generic", space=TINY)
+        waiting = replace(
+            study.cells[0].outcome, decision=Decision(None, Reason.UNPROVEN, "a second process must agree")
+        )
+        other = replace(study, cells=(replace(study.cells[0], outcome=waiting), *study.cells[1:]))
+        found = agreement.compare(other, study)
+    assert (found.common, found.decided, found.equal, found.clear) == (4, 3, 3, 3)
+    assert found.waiting == (1, 0)
+    assert "1 / 0" in agreement.report(found, agreement.NEAR)
 
 
 def test_opposite_proofs_are_told(fast: Path, make: Make) -> None:

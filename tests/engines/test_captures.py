@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.engines import sglang
+from autotune.engines.choice import Choice
 from autotune.engines.runtime import Runtime
 from tests.engines import tables
 
@@ -17,12 +18,13 @@ from tests.engines import tables
 def test_the_kernel_that_runs_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str | None, ran: str
 ) -> None:
+    context = None if kernel is None else Choice(kernel, "not_faster", "", decided=True)
     runtime = Runtime(tables.router(tmp_path / "h200.yaml"), engine="sglang")
     plugin = sglang.Plugin(lambda: runtime)
     plugin.runtime = runtime
     monkeypatch.setattr(sglang, "capturing", lambda: True)
     monkeypatch.setattr(sglang, "_stock_name", lambda backend: "xqa-decode")
-    monkeypatch.setattr(plugin, "_context", lambda *given: kernel)
+    monkeypatch.setattr(plugin, "_context", lambda *given: context)
     chooser = runtime.chooser(
         tables.KIND,
         tables.BF16,
@@ -39,7 +41,7 @@ def test_the_kernel_that_runs_is_noted(
         "layer": SimpleNamespace(layer_id=0),
         "forward_batch": SimpleNamespace(forward_mode=mode, batch_size=4),
     }
-    assert plugin._take_context(step, (object(),), call) is (kernel is not None)
+    assert plugin._take_context(step, (object(),), call) is context
     ((key, note),) = runtime.captures._notes.items()
     assert key == (tables.KIND, tables.BF16, 512, 4, 4) and note.ran == ran
     # the router names fmha-v2 for rows that disagree, and is told only where that ran

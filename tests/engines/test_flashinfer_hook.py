@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from autotune.engines import flashinfer
+from autotune.engines.choice import RefusedCallError
 from autotune.engines.environment import Miss, Mode
 from autotune.engines.flashinfer import Hook
 from autotune.engines.runtime import Runtime
@@ -195,6 +196,21 @@ def test_a_kernel_that_fails_is_replaced_by_the_engines_own(
         call(**arguments)
     assert library.called == ["fmha_v2", "decode"] * 3
     assert caplog.text.count("no such kernel was built") == 1
+
+
+def test_no_kernel_is_replaced_by_one_that_is_refused(tmp_path: Path, library: Library) -> None:
+    """A module that was not built must not send the call to the decode kernel that it was kept from."""
+    wrong = decode_call((132, 68))
+    wrong["block_tables"] = wrong["block_tables"][:, :2].contiguous()
+    unsafe = decode_call(LENS[8])
+    hook = hook_of(tmp_path, miss="fallback")
+    library.fail["fmha_v2"] = RuntimeError("no such kernel was built")
+    for arguments, why in ((wrong, "contract rule table_width"), (unsafe, "xqa-decode is refused here")):
+        with pytest.raises(RefusedCallError, match=why) as caught:
+            call(**arguments)
+        assert "no such kernel was built" in str(caught.value) and "\n" not in str(caught.value)
+    assert library.called == ["fmha_v2", "fmha_v2"]
+    assert set(hook.counts) == {("fmha-v2", "contract"), ("fmha-v2", "candidate_unsafe")}
 
 
 def test_a_dead_context_is_not_retried_and_names_its_suspects(tmp_path: Path, library: Library) -> None:

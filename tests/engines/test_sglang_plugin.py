@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from autotune.engines import sglang
+from autotune.engines.choice import RefusedCallError
 from autotune.engines.environment import Miss, Mode, Settings
 from autotune.engines.sglang import Plugin
 from tests.engines import sglang_parts as parts
@@ -203,6 +204,23 @@ def test_a_context_path_that_fails_is_left_for_good(module: Any, library: Librar
     library.fail["fmha_v2"] = RuntimeError("no kernel for this head_dim")
     assert engine.step(1) == ["fmha_v2", "decode", "decode"]
     assert engine.step(1) == ["decode", "decode"]
+
+
+def test_no_context_path_is_replaced_by_an_unsafe_kernel(
+    module: Any, library: Library, hooked: Any, tmp_path: Path
+) -> None:
+    """Nor after it failed in a cell where the engine's own kernel is only faster or slower."""
+    hooked()
+    engine = Engine(module, library)
+    library.fail["fmha_v2"] = RuntimeError("no such kernel was built")
+    for left in (False, True):
+        with pytest.raises(RefusedCallError, match=r"xqa-decode is refused here.*no such kernel was built"):
+            engine.step(8)
+        if not left:
+            assert engine.step(1) == ["fmha_v2", "decode", "decode"]
+    assert engine.step(1) == ["decode", "decode"]
+    library.fail.clear()
+    assert engine.step(8) == ["fmha_v2", "fmha_v2"]
 
 
 def test_a_dead_context_is_raised_and_its_routes_are_suspects(

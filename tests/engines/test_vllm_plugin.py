@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from autotune.domain.decision import Decision, Reason
 from autotune.domain.dtypes import DTypes
 from autotune.domain.shape import Shape
 from autotune.engines import vllm
+from autotune.engines.choice import RefusedCallError
 from autotune.engines.environment import Miss, Mode, Settings
 from autotune.engines.runtime import Runtime
 from autotune.engines.vllm import Plugin
@@ -288,6 +290,24 @@ def test_a_prefill_path_that_fails_is_left_for_good(make: Any) -> None:
     builder.fail_as_prefill = None
     assert builder.build(0, batch(1, 200)) == "decode"
     assert builder.reorder_batch_threshold == 4
+
+
+def test_no_prefill_path_is_replaced_by_a_quarantined_kernel(make: Any, tmp_path: Path) -> None:
+    cls, plugin = make()
+    builder = cls(fail_as_prefill=ValueError("window left is not the same for all layers"))
+    assert builder.build(0, batch(1, 200)) == "decode"  # slower: the prefill path is left for good
+    choose = plugin._choose
+
+    def quarantined(*given: Any) -> Any:
+        choice, stock, column = choose(*given)
+        return replace(choice, why="quarantined"), stock, column
+
+    plugin._choose = quarantined
+    with pytest.raises(RefusedCallError, match=r"xqa-decode is refused here.*fa3 in its place failed"):
+        builder.build(0, batch(1, 200))
+    assert builder.reorder_batch_threshold == 4
+    builder.fail_as_prefill = None
+    assert builder.build(0, batch(1, 200)) == "prefill"
 
 
 def test_register_hooks_once_and_an_unknown_release_is_observed(

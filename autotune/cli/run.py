@@ -164,6 +164,7 @@ def _run(
     from autotune.report.progress import ProgressView
     from autotune.store.database import open_database
     from autotune.tuner.adaptive import Adaptive
+    from autotune.tuner.lineup import left_out
     from autotune.tuner.pace import KEPT, Pace
     from autotune.tuner.run import ensure_selftest, open_run
     from autotune.tuner.triage import triage
@@ -183,6 +184,8 @@ def _run(
             database, target, routes, tuning=True, pilot=lambda: _pilot(lanes[0].timer, target, routes, view)
         ) as run,
     ):
+        for line in left_out(run.judge.lineup(column) for column in target.grid.columns).values():
+            note(line)
         crew, timer = lanes[0].crew, lanes[0].timer
         require_controls(ensure_selftest(run, crew.workers[0], view))
         pace = Pace.resumed(run.queue.noted(KEPT))

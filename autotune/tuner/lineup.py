@@ -9,7 +9,7 @@ from autotune.domain.verdict import Status, Verdict
 from autotune.routes.registry import is_built_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from autotune.domain.cell import Column
     from autotune.domain.fingerprint import Facts
@@ -55,6 +55,20 @@ class Lineup:
     def candidates(self) -> tuple[Route, ...]:
         """Runners other than the fallback."""
         return tuple(route for route in self.runners if route is not self.fallback)
+
+
+def left_out(lineups: Iterable[Lineup]) -> dict[str, str]:
+    """Routes whose kernels are not here, each with where and why: what a run is told before it begins, since
+    its table would have another fallback, or a candidate less, than the same space elsewhere."""
+    asked = list(lineups)
+    found: dict[str, list[str]] = {}
+    for lineup in asked:
+        for name in lineup.absent:
+            found.setdefault(name, []).append(lineup.unsupported[name].reason)
+    return {
+        name: f"{name} is left out in {len(reasons)} of {len(asked)} columns: {reasons[0]}"
+        for name, reasons in sorted(found.items())
+    }
 
 
 def _nobody(route: Route) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -384,6 +386,30 @@ def test_where_a_second_process_refuses_the_next_best_gets_its_own(tmp_path: Pat
         assert {run.repository.trials(run.study)[key].lost for key in left} == {0}
         answers = run.repository.decisions(run.study)
         assert {answers[key].reason for key in left} == {Reason.UNDECIDED}
+
+
+def test_what_waits_for_a_second_process_comes_before_new_cells(tmp_path: Path, many: Path) -> None:
+    """A budget that ends in a large cell must not leave letters open that some rounds would have given."""
+    place = cells_of(many)
+    worker = SecondWorker(speed=near(lambda cell: None))
+    killed_at_the_first_near_claim(tmp_path / "db", place, worker)
+    with opened(tmp_path / "db", FAST, place) as run:
+        drawn, waiting = stored(run), [it.cell.id for it in run.cells if run.waits(it.cell) == "graph"]
+        assert len(waiting) == 2
+    with contextlib.closing(sqlite3.connect(tmp_path / "db" / "sweep.db")) as rows, rows:
+        for table in ("decision", "round_chunk", "recheck"):
+            rows.execute(f"DELETE FROM {table} WHERE cell_id = ?", [min(drawn)])
+    timed: list[str] = []
+
+    class Noting(SecondWorker):
+        def run(self, job: ProveJob | TimeJob, **more: Any) -> Outcome:
+            if isinstance(job, TimeJob):
+                timed.append(Cell.from_dict(job.cell).id)
+            return super().run(job, **more)
+
+    with opened(tmp_path / "db", FAST, place) as run:
+        assert sweep(run, Noting(speed=near(lambda cell: None))).settled == 8
+    assert set(timed[:2]) == set(waiting) and min(drawn) in timed[2:]
 
 
 class Killed(BaseException):

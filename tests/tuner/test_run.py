@@ -19,7 +19,7 @@ from autotune.store.records import TrialState
 from autotune.tuner import code_version as version_module
 from autotune.tuner.code_version import code_version
 from autotune.tuner.deadline import Deadline
-from autotune.tuner.lineup import Lineup, line_up
+from autotune.tuner.lineup import Lineup, left_out, line_up
 from autotune.tuner.publish import file_name
 from autotune.tuner.queue import TrialQueue, value_of
 from autotune.tuner.run import OpenedRun, multiplicity, open_run, study_digest
@@ -153,6 +153,7 @@ def test_a_route_whose_kernels_are_not_here() -> None:
     assert found.unsupported["away"].reason == Unbuilt.why
     assert "RuntimeError: boom" in found.unsupported["broken"].reason
     assert found.absent == {"away"}
+    assert left_out([found, line()]) == {"away": f"away is left out in 1 of 2 columns: {Unbuilt.why}"}
     # whoever does not probe does not ask: what makes a study must not depend on what is installed
     known = routes("fast", away=Unbuilt("away"))
     assert "away" not in line_up(column, known, place.engine, place.arch, FACTS).unsupported

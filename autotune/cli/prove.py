@@ -68,7 +68,8 @@ def command(
 ) -> int:
     """Run one route's checks in one column, here and now; nothing is stored.
 
-    What every stored repro command calls. Exit 1 unless all of them pass.
+    What every stored repro command calls. Exit 1 unless all of them pass; a route that does not support the
+    column is not run, its reason is told.
     """
     from autotune.arena.factory import default_kind
     from autotune.checks import registry as checks
@@ -91,7 +92,7 @@ def command(
         ) from error
     lens = _lens(kv_lens, asked.max_context)
     try:
-        child_route(route)
+        asked_of = child_route(route)
         facts = collect(device, threads=1)
         if route.startswith(EMULATED):
             from autotune.routes.flashinfer.emulation.route import b200
@@ -101,6 +102,8 @@ def command(
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error
     device = facts.device
+    if (reason := asked_of.supports(asked, facts)) is not None:
+        raise CliError(f"{route} in {asked}: unsupported: {reason}")
     _fits(asked, device)
     tool = _tool(device) if sanitizer else None
     names = [checks.get(check).name] if check else list(checks.runs(asked, device))

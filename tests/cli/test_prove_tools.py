@@ -41,6 +41,15 @@ def job(route: str, check: str = "reference") -> ProveJob:
     )
 
 
+def test_a_route_that_does_not_support_the_column_is_not_run() -> None:
+    """What a library raises of a call that nobody would make is no verdict on its kernel."""
+    for flags in ([*COMMON, "--device", "cpu"], HERE):
+        result = cli("prove", "xqa-decode", *flags, "--json")
+        assert (result.code, result.out) == (1, "")
+        assert "xqa-decode in " in result.err and ": unsupported: XQA " in result.err
+        assert len(result.err.splitlines()) == 1
+
+
 def test_in_this_process_it_comes_to_what_the_child_comes_to() -> None:
     flags = [*COMMON, "--device", "cpu", "--seed", "7", "--json"]
     isolated = cli("prove", "torch-splitkv", *flags)

@@ -292,7 +292,11 @@ def study_of(database: Database, source: str) -> Study:
 
 @dataclass(frozen=True)
 class JudgedCell:
-    """A cell with stored rows, and what the decision rule makes of them."""
+    """A cell with stored rows, and what the decision rule makes of them.
+
+    Attributes:
+        settled: under the objective asked for, no proof and no test of a first process is open.
+    """
 
     cell: Cell
     models: tuple[str, ...]
@@ -392,9 +396,8 @@ def judged(
             ) from None
         evidence = judge.evidence(item.cell)
         outcome = judge.outcome(item.cell, evidence, objective=objective)
-        cells.append(
-            JudgedCell(item.cell, item.models, evidence, outcome, judge.settled(item.cell, evidence))
-        )
+        answer = judge.known(item.cell, objective)
+        cells.append(JudgedCell(item.cell, item.models, evidence, outcome, answer.proven and not answer.live))
     return JudgedStudy(where, chosen, judge, tuple(cells))
 
 

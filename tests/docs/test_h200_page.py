@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.engines.environment import Mode
+from autotune.engines.runtime import Runtime
+from autotune.router import Router
 from autotune.table.load import load_table
 from benchmarks.corner_list import CORNERS
 from benchmarks.live_faults import CASES, COLUMNS, Case, refusal
@@ -75,18 +78,52 @@ def test_every_command_is_one() -> None:
 
 
 def test_what_explain_is_quoted_with_is_what_it_prints() -> None:
-    (command,) = [words for words in commands() if words[0] == "autotune"]
+    (command,) = [words for words in commands() if words[:2] == ["autotune", "explain"]]
     done = cli(*(ROOT / word if word.endswith(".yaml") else word for word in command[1:]))
     assert done.code == 0, done.err
     assert f"```\n{done.out}```" in TEXT
 
 
 def test_the_tables_are_those_that_ship() -> None:
-    (digest,) = re.findall(r"digest `(sha256:\w+)\.\.\.`", TEXT)
+    (digest,) = re.findall(r"digest\s`(sha256:\w+)\.\.\.`", TEXT)
     assert (ROOT / f"{TABLES}.sglang.yaml").read_text().splitlines()[-1].startswith(f'digest: "{digest}')
     facts = load_table(ROOT / f"{TABLES}.sglang.yaml").facts
     for fact in (facts.hardware["name"], facts.software["driver"], facts.software["flashinfer"]):
         assert str(fact) in TEXT
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "told", "page"),
+    [((), "56 of 72", "h200.md"), ((4,), "7 of 9", "engines.md")],
+    ids=["every q_len", "q_len 4"],
+)
+def test_what_the_shipped_table_decides_of_captured_calls(
+    q_lens: tuple[int, ...], told: str, page: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = load_table(ROOT / f"{TABLES}.sglang.yaml")
+    router = Router.load(ROOT / f"{TABLES}.sglang.yaml", facts=table.facts)
+    (shape, dtypes) = next(
+        (entry.shape, entry.dtypes)
+        for entry in table.entries
+        if (entry.shape.num_qo_heads, entry.shape.head_dim, entry.dtypes.kv) == (8, 128, "bf16")
+    )
+    with caplog.at_level("INFO"):
+        Runtime(router, engine="sglang", mode=Mode.OBSERVE).chooser(
+            shape,
+            dtypes,
+            max_context=131072,
+            stock="xqa-decode",
+            fallback="fmha-v2",
+            deployable=frozenset({"xqa-decode", "fmha-v2"}),
+            q_lens=q_lens,
+        )
+    line = f"{told} captured (batch, q_len) are decided by the table, 0 of them away from xqa-decode"
+    assert line in caplog.text
+    text = " ".join((DOCS / page).read_text().split())
+    if page == "engines.md":
+        assert line in text and f"active, {str(router.digest)[:15]}...," in text
+    else:
+        assert f"({told.split()[0]} by the table as committed here)" in text
 
 
 def test_the_faults_add_up_and_the_contract_still_refuses_them() -> None:
@@ -138,25 +175,57 @@ def test_the_sanitizers_lines_are_of_the_memory_faults() -> None:
 
 
 def test_the_corners_add_up() -> None:
-    names, seen = {corner.name for corner in CORNERS}, Counter[str]()
-    for name, _, *cells in rows("corner"):
-        assert name in names
-        seen.update("not finished" if re.match("not run|cut after", cell) else cell for cell in cells)
+    seen, absent = Counter[str](), Counter[str]()
+    table = rows("corner")
+    assert [cells[0] for cells in table] == [corner.name for corner in CORNERS]
+    for _, _, *cells in table:
+        seen.update(cells)
+        absent.update(route for route, cell in zip(ROUTES, cells, strict=True) if cell == "not here")
     told = re.search(r"215 pairs [^.]*not here", TEXT)
     assert told is not None
     counts = {
-        word: int(count) for count, word in re.findall(r"(\d+) (safe|refused|unsafe|not \w+)", told.group(0))
+        word: int(count) for count, word in re.findall(r"(\d+) (safe|refused|unsafe|not here)", told.group(0))
     }
-    unsafe = seen["`nan_leak`"] + seen["`unwritten_output`"]
     assert counts == {
-        **{word: seen[word] for word in ("safe", "refused", "not finished", "not here")},
-        "unsafe": unsafe,
+        **{word: seen[word] for word in ("safe", "refused", "not here")},
+        "unsafe": seen["`nan_leak`"] + seen["`unwritten_output`"],
     }
     assert sum(counts.values()) == 215
+    assert absent == {"fmha-v2": 17, "fa3": 11, "fa2": 1, "fa2-decode": 1}
+    assert "30 of 215 pairs without a module: 17 are fmha-v2's" in TEXT
+    assert sum(int(cells[1]) for cells in rows("route, KV")) == counts["safe"]
+
+
+def number(cell: str) -> int:
+    """``13,097`` as a number."""
+    return int(cell.replace(",", ""))
+
+
+def test_the_soaks_add_up() -> None:
+    table = rows("table | seed")
+    for cells in table:
+        runs, launches, undone = (number(cells[column]) for column in (3, 4, 9))
+        assert launches == 16 * (runs - undone), cells
+    assert f"{sum(number(cells[4]) for cells in table):,} launches, 0 failures" in TEXT
+    undone, runs = (sum(number(cells[column]) for cells in table) for column in (9, 3))
+    assert f"{undone} of {runs} runs without a module" in TEXT
 
 
 def test_the_accusations_add_up() -> None:
-    table = rows("route | columns")
-    assert sum(int(cells[3].replace(",", "")) for cells in table) == 1312
-    assert sum(int(cells[4].replace(",", "")) for cells in table) == 11654
-    assert "11,654 launches, 1,312 checks passed" in TEXT
+    table = [cells for cells in rows("route | columns") if "earlier" not in cells[0]]
+    checks, launches = (sum(number(cells[column]) for cells in table) for column in (3, 4))
+    assert f"{launches:,} launches, {checks:,} checks passed" in TEXT
+    assert f"| {launches:,} and 11,654 launches, 0 accusations |" in TEXT
+
+
+def test_the_other_routes_add_up() -> None:
+    table = rows("route | KV")
+    checks, launches = (sum(number(cells[column]) for cells in table) for column in (3, 4))
+    assert TEXT.count(f"{checks} checks, {launches} launches") == 2
+
+
+def test_the_loop_is_told_alike() -> None:
+    ((_, steps, launches, verified, *_),) = rows("seconds | steps")
+    assert number(launches) == 15 * number(steps)
+    assert number(verified) == -(-number(steps) // 10)
+    assert TEXT.count(f"{launches} launches") == 2

@@ -102,7 +102,11 @@ def command(
     except ValueError as error:
         raise CliError(str(error), Exit.USAGE) from error
     device = facts.device
-    if (reason := asked_of.supports(asked, facts)) is not None:
+    try:
+        reason = asked_of.supports(asked, facts)
+    except Exception as error:  # a third party's, as in a run's line-up
+        reason = f"it raised {type(error).__name__}: {error}"
+    if reason is not None:
         raise CliError(f"{route} in {asked}: unsupported: {reason}")
     _fits(asked, device)
     tool = _tool(device) if sanitizer else None

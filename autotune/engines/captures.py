@@ -59,7 +59,8 @@ class Captures:
             now = chooser.choose(batch_size, q_len)
             kernel = now.route or chooser.stock
             before = note.choice
-            if kernel != note.ran and (now.route, now.why) != (before.route, before.why):
+            said = (before.route, before.why, before.keeps_from)
+            if kernel != note.ran and (now.route, now.why, now.keeps_from) != said:
                 found.append(Recapture(shape, dtypes, batch_size, q_len, None, note.ran, kernel, now.why))
         return tuple(found)
 

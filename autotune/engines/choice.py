@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from autotune.engines.environment import Miss
 from autotune.engines.log import told
 from autotune.router.explanation import Why
+from autotune.table.model import Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
     from autotune.domain.dtypes import DTypes
     from autotune.domain.shape import Shape
     from autotune.router.bound import Bound
-    from autotune.table.model import Quarantine, RoutingTable
+    from autotune.table.model import RoutingTable, Unsafe
 
 MIXED = "rows_disagree"
 NOT_DEPLOYABLE = "not_deployable_here"
+CONTEXT_FAILED = "context_path_failed"
 
 _DECIDED = frozenset({Why.PROVEN_FASTER, Why.NOT_FASTER, Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
-# Why the engine's own kernel must not answer a call in place of one that failed.
-_REFUSED = frozenset({"contract", Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
 # Where these stand in any row, no other row can make the answer better.
 _DANGER = frozenset({Why.CANDIDATE_UNSAFE, Why.QUARANTINED})
 
@@ -49,15 +49,18 @@ class Choice:
 
     Attributes:
         route: the kernel to call; None leaves the engine's call alone.
-        why: a value of ``Why``, or ``rows_disagree`` or ``not_deployable_here``.
+        why: a value of ``Why``, or ``rows_disagree``, ``not_deployable_here``, ``context_path_failed``.
         detail: one line for a person.
         decided: the table decides it; else the policy for misses did.
+        keeps_from: why the engine's own kernel must not answer the call if ``route`` fails: it is unsafe, in
+            quarantine, or would be called against its contract. None: it is only slower, or not proven.
     """
 
     route: str | None
     why: str
     detail: str
     decided: bool
+    keeps_from: str | None = None
 
     @property
     def moved(self) -> bool:
@@ -66,14 +69,20 @@ class Choice:
 
     @property
     def refuses_stock(self) -> bool:
-        """Whether the engine's own kernel is what the call is kept from: unsafe, in quarantine, or called
-        against its contract. Elsewhere it is only slower, or not proven."""
-        return self.moved and self.why in _REFUSED
+        """Whether the engine's own kernel is what the call is kept from."""
+        return self.moved and self.keeps_from is not None
+
+    def left(self) -> Choice:
+        """What it becomes in a process where the engine's context path failed once: the engine's own kernel,
+        where that is not refused."""
+        if not self.moved or self.refuses_stock:
+            return self
+        return Choice(None, CONTEXT_FAILED, f"{self.route} failed before in this process", decided=False)
 
     def refusal(self, stock: str, where: object, error: BaseException) -> RefusedCallError:
         """What to raise where :attr:`refuses_stock` and the kernel called instead raised ``error``."""
         return RefusedCallError(
-            f"autotune: {where}: {stock} is refused here ({self.detail or self.why}), and {self.route} in "
+            f"autotune: {where}: {stock} is refused here ({self.keeps_from}), and {self.route} in "
             f"its place failed: {told(error)}; AUTOTUNE_MODE=off takes autotune out"
         )
 
@@ -82,6 +91,7 @@ class Chooser:
     """Choices for one attention layer kind. Calls ``Bound`` only, so a reloaded table shows at once."""
 
     __slots__ = (
+        "_accused",
         "_bound",
         "_deployable",
         "_ends",
@@ -105,6 +115,7 @@ class Chooser:
         again: Callable[[], Chooser],
         ends: tuple[int, ...] = (),
         withdrawn: tuple[Quarantine, ...] = (),
+        accused: tuple[Quarantine | Unsafe, ...] = (),
     ) -> None:
         """
         Args:
@@ -115,11 +126,12 @@ class Chooser:
             again: makes it anew, from the table in use by then.
             ends: upper ends of the table's rows for this kind, for calls that do not know their KV length.
             withdrawn: where the fallback is in quarantine; a miss there stays the engine's own.
+            accused: what the table has against routes of this kind.
         """
         self._bound, self.stock, self._fallback = bound, stock, fallback
         self.kind, self.again = kind, again
         self._deployable, self._miss, self._ends = deployable, miss, ends
-        self._withdrawn = withdrawn
+        self._withdrawn, self._accused = withdrawn, accused
 
     def choose(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Choice:
         """Never raises: ``Bound`` does not."""
@@ -137,7 +149,7 @@ class Chooser:
             if found.why == Why.NO_SAFE_ROUTE:
                 return Choice(None, found.why, found.detail, decided=False)
             return self._missed(batch_size, q_len, found.why, found.detail)
-        return self._deployed(found.answer, found.why, found.detail, decided=True)
+        return self._deployed(batch_size, q_len, found.answer, found.why, found.detail, decided=True)
 
     def capture(self, batch_size: int, q_len: int, ran: str) -> None:
         """Tell the router of a captured call that ran what it named; it can note nothing else."""
@@ -155,14 +167,36 @@ class Chooser:
             item.covers(q_len, batch_size, batch_size) for item in self._withdrawn
         ):
             return Choice(None, why, detail, decided=False)
-        return self._deployed(self._fallback, why, detail, decided=False)
+        return self._deployed(batch_size, q_len, self._fallback, why, detail, decided=False)
 
-    def _deployed(self, route: str, why: str, detail: str, *, decided: bool) -> Choice:
+    def _deployed(
+        self, batch_size: int, q_len: int, route: str, why: str, detail: str, *, decided: bool
+    ) -> Choice:
         if route == self.stock:
             return Choice(None, why, detail, decided)
         if route not in self._deployable:
             return Choice(None, NOT_DEPLOYABLE, f"{route}: {hint(route)}", decided=False)
-        return Choice(route, why, detail, decided)
+        return Choice(route, why, detail, decided, self._against_stock(batch_size, q_len, why, detail))
+
+    def _against_stock(self, batch_size: int, q_len: int, why: str, detail: str) -> str | None:
+        """The letter is about the table's candidate, of which the engine's own kernel need not be the one."""
+        if why == "contract":
+            return detail
+        gone = [item for item in self._accused if isinstance(item, Quarantine)]
+        for item in gone:
+            if item.route == self.stock and item.covers(q_len, batch_size, batch_size):
+                return f"quarantined: {item.reason}"
+        if why == Why.QUARANTINED:
+            return None if gone else detail
+        if why in (Why.CANDIDATE_UNSAFE, Why.PROVEN_FASTER):
+            # a table shows a few accusations of each route and kind: their cells are no bounds
+            unsafe = [item for item in self._accused if not isinstance(item, Quarantine)]
+            for accused in unsafe:
+                if accused.route == self.stock:
+                    return f"unsafe: {accused.kind}"
+            if why == Why.CANDIDATE_UNSAFE and not unsafe:
+                return detail
+        return None
 
 
 def hint(route: str) -> str:

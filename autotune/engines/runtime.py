@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autotune.engines.suspects import Captured
     from autotune.engines.traffic import Traffic
     from autotune.router.status import RouterStatus
+    from autotune.table.model import Quarantine, Unsafe
 
 _Plugin = TypeVar("_Plugin")
 _TRIES = 8
@@ -121,6 +122,9 @@ class Runtime:
             for item in (table.quarantine if table is not None else ())
             if item.route == fallback and item.of_kind(shape, dtypes)
         )
+        accused: tuple[Quarantine | Unsafe, ...] = ()
+        if table is not None:
+            accused = (*table.unsafe, *(item for item in table.quarantine if item.of_kind(shape, dtypes)))
         made = Chooser(
             bound,
             stock=stock,
@@ -129,6 +133,7 @@ class Runtime:
             miss=self.miss,
             kind=(shape, dtypes, max_context),
             withdrawn=withdrawn,
+            accused=accused,
             again=partial(
                 self.chooser,
                 shape,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.domain.cell import Column
 from autotune.domain.dtypes import DTypes
 from autotune.domain.shape import Shape
-from autotune.engines.choice import Choice, Chooser
+from autotune.engines.choice import NOT_DEPLOYABLE, Choice, Chooser
 from autotune.engines.environment import Mode, Settings
 from autotune.engines.log import Once, say, told
 from autotune.engines.pool import dtype_name, layout_of
@@ -126,9 +126,22 @@ class Plugin:
             # the context path of this engine cannot do it: never again in this process
             self._disabled = True
             self._failed(error, "the engine's context path")
+            self._replaced(step, args, kwargs)
         finally:
             batch.forward_mode = mode
         return self._stock(original, args, kwargs)
+
+    def _replaced(self, step: _Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The engine's own kernel is about to run in the place of the one that was noted for this layer."""
+        try:
+            _, chooser, column = step.choices[_argument(args, kwargs, 4, "layer").layer_id]
+            stock = _stock_name(args[0])
+            if self.runtime is not None:
+                self.runtime.calling(stock, str(column))
+                if capturing():
+                    self.runtime.recorded(chooser, step.batch, step.q_len, stock)
+        except Exception as error:
+            self._failed(error, "noting a replaced call")
 
     def _stock(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -192,8 +205,6 @@ class Plugin:
                 return None
             step.choices[layer.layer_id] = found
         choice = self._context(step, backend, layer, batch, found, args, kwargs)
-        if self._disabled and choice is not None and not choice.refuses_stock:
-            choice = None
         if runtime.mode is Mode.ROUTE and capturing():
             kernel = _stock_name(backend) if choice is None else choice.route
             runtime.recorded(found[1], step.batch, step.q_len, kernel or _stock_name(backend))
@@ -229,11 +240,15 @@ class Plugin:
                 if refused.route is not None and self._broken(refused.route, column, call) is not None:
                     refused = Choice(None, "contract", broken, decided=False)
             choice = refused
+        given = batch._attn_output
+        if choice.moved and given is not None and given.numel() != query.numel():
+            choice = Choice(None, NOT_DEPLOYABLE, "the output handed over has another size", decided=False)
+        if self._disabled:
+            choice = choice.left()
         runtime.note(choice, stock, column)
         if choice.route is None or runtime.mode is not Mode.ROUTE:
             return None
-        given = batch._attn_output
-        return choice if given is None or given.numel() == query.numel() else None
+        return choice
 
     def _choose(
         self, step: _Step, backend: Any, layer: Any, batch: Any, kwargs: dict[str, Any]
@@ -287,7 +302,8 @@ class Plugin:
         choice = chooser.choose(step.batch, step.q_len)
         column = Column(shape, dtypes, step.q_len, step.batch, context, pad_value=pad)
         if runtime.mode is Mode.ROUTE and (choice.moved or choice.decided):
-            runtime.calling(choice.route or stock, str(column))
+            called = choice.left() if self._disabled else choice
+            runtime.calling(called.route or stock, str(column))
         return choice, chooser, column
 
     def _call(

@@ -136,10 +136,10 @@ class Plugin:
             choice = Choice(None, "not_deployable_here", FULL_GRAPH, decided=False)
         if choice.moved and (why := broken(column, common)):
             choice = Choice(None, "contract", why, decided=False)
+        if self._disabled:
+            choice = choice.left()
         runtime.note(choice, stock, str(column))
         if not choice.moved or runtime.mode is not Mode.ROUTE:
-            return None
-        if self._disabled and not choice.refuses_stock:
             return None
         runtime.calling(choice.route or stock, str(column))
         return choice, stock, column

@@ -75,6 +75,7 @@ class Rechecker:
         }
         self._rounds = ROUNDS_OF[run.target.facts.device]
         self._tried: set[str] = set()
+        self._stuck: set[str] = set()  # whose second process came to no round in this call
         self._in_child = 0
         self._on = on
 
@@ -112,10 +113,15 @@ class Rechecker:
         wanted = [cell for cell, under in waits if under == first]
         if not first_only:
             wanted += [cell for cell, under in waits if under not in (None, first)]
+        # what stopped it is still so: trying again in this call would only use up the cell's chances
+        wanted = [cell for cell in wanted if cell.id not in self._stuck]
         for cell in self._begin(wanted, "whose claim is a near one"):
             if self._deadline.passed:
                 return False
+            before = self._run.rechecks.count(cell)
             self._retime(cell, lambda it: self._second(it, self._evidences(it)), sampled=False)
+            if self._run.rechecks.count(cell) == before:
+                self._stuck.add(cell.id)
         return bool(wanted)
 
     def _draw(self, count: int) -> list[Cell]:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,15 @@ def test_a_route_that_does_not_support_the_column_is_not_run() -> None:
         assert (result.code, result.out) == (1, "")
         assert "xqa-decode in " in result.err and ": unsupported: XQA " in result.err
         assert len(result.err.splitlines()) == 1
+
+
+def test_a_third_partys_supports_that_raises_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*given: object) -> str:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("autotune.worker.jobs.child_route", lambda name: SimpleNamespace(supports=raises))
+    with pytest.raises(CliError, match="unsupported: it raised RuntimeError: boom"):
+        prove_command.command("theirs", COMMON[1], COMMON[3], device="cpu", arena="guarded")
 
 
 def test_in_this_process_it_comes_to_what_the_child_comes_to() -> None:

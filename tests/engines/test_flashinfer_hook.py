@@ -6,6 +6,7 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from autotune.engines.suspects import Captured
 from autotune.router import Router
 from autotune.table.dump import write_table
 from autotune.table.load import load_table
+from autotune.table.model import Quarantine, Unsafe
 from autotune.table.withdraw import Withdrawal
 from autotune.table.withdraw import withdraw as quarantined
 from tests.engines import standin, tables
@@ -211,6 +213,47 @@ def test_no_kernel_is_replaced_by_one_that_is_refused(tmp_path: Path, library: L
         assert "no such kernel was built" in str(caught.value) and "\n" not in str(caught.value)
     assert library.called == ["fmha_v2", "fmha_v2"]
     assert set(hook.counts) == {("fmha-v2", "contract"), ("fmha-v2", "candidate_unsafe")}
+
+
+@pytest.mark.parametrize(
+    ("accused", "refuses"), [("xqa-decode", True), ("fa2-decode", False)], ids=["its own", "another"]
+)
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_what_is_refused_is_the_engines_own_kernel_and_no_other_candidate(
+    tmp_path: Path, library: Library, batch: int, accused: str, refuses: bool
+) -> None:
+    """A quarantine leaves the letter of a cell where its route was slower; a letter names no candidate."""
+    table = tables.table()
+    unsafe = Unsafe(accused, "8/1/128 page 64 bf16/bf16 q_len 4 batch 8", "wrong_output", "", "")
+    gone = Quarantine(accused, "it faulted", "2026-01-01T00:00:00Z")
+    path = tmp_path / "h200.yaml"
+    write_table(quarantined(replace(table, unsafe=(unsafe,)), [gone]), path)
+    library.fail["fmha_v2"] = RuntimeError("no such kernel was built")
+    router = Router.load(path, facts=CUDA_FACTS)
+    flashinfer.install(router, attests={"causal_mask"})
+    if refuses:
+        with pytest.raises(RefusedCallError, match=r"xqa-decode is refused here .quarantined: it faulted"):
+            call(**decode_call(LENS[batch]))
+    else:
+        call(**decode_call(LENS[batch]))
+    assert ("decode" in library.called) is not refuses
+
+
+def test_a_captured_stand_in_that_is_withdrawn_later_wants_a_recapture(
+    tmp_path: Path, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The letter of the cell, where it was only slower, stays what it was."""
+    monkeypatch.setattr(flashinfer, "capturing", lambda: True)
+    hook = hook_of(tmp_path)
+    library.fail["fmha_v2"] = RuntimeError("no such kernel was built")
+    call(**decode_call(LENS[1]))
+    assert library.called == ["fmha_v2", "decode"] and not list(hook.runtime.status.recapture)
+    gone = Quarantine("xqa-decode", "it faulted", "2026-01-01T00:00:00Z")
+    path = tmp_path / "h200.yaml"
+    write_table(quarantined(load_table(path), [gone]), path)
+    assert hook.runtime.router.poll(0.0)
+    (found,) = hook.runtime.status.recapture
+    assert (found.batch_size, found.captured) == (1, "xqa-decode")
 
 
 def test_a_dead_context_is_not_retried_and_names_its_suspects(tmp_path: Path, library: Library) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,11 +200,13 @@ def test_broken_metadata_are_refused(module: Any, library: Library, hooked: Any)
 
 
 def test_a_context_path_that_fails_is_left_for_good(module: Any, library: Library, hooked: Any) -> None:
-    hooked()
+    plugin = hooked()
     engine = Engine(module, library)
     library.fail["fmha_v2"] = RuntimeError("no kernel for this head_dim")
     assert engine.step(1) == ["fmha_v2", "decode", "decode"]
     assert engine.step(1) == ["decode", "decode"]
+    # from then on what is counted is what ran
+    assert plugin.runtime.counts == {("fmha-v2", "not_faster"): 1, ("xqa-decode", "context_path_failed"): 3}
 
 
 def test_no_context_path_is_replaced_by_an_unsafe_kernel(
@@ -221,6 +224,39 @@ def test_no_context_path_is_replaced_by_an_unsafe_kernel(
     assert engine.step(1) == ["decode", "decode"]
     library.fail.clear()
     assert engine.step(8) == ["fmha_v2", "fmha_v2"]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_is_noted_of_a_capture_is_what_ran_in_the_end(
+    module: Any, library: Library, hooked: Any, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    monkeypatch.setattr(sglang, "capturing", lambda: True)
+    plugin = hooked()
+    engine = Engine(module, library)
+    real, calls = library.fmha_v2, 0
+
+    def flaky(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls - 1 == failing:
+            raise RuntimeError("no workspace is left")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(sys.modules["flashinfer.prefill"], "trtllm_fmha_v2_prefill", flaky)
+    batch = engine.batch(1, "TARGET_VERIFY")
+    engine.backend.init_forward_metadata(batch)
+    engine.layers(batch, 3)
+    assert [note.ran for note in plugin.runtime.captures._notes.values()] == ["xqa-decode"]
+
+
+def test_an_output_of_another_size_is_told_as_such(module: Any, library: Library, hooked: Any) -> None:
+    plugin = hooked()
+    engine = Engine(module, library)
+    batch = engine.batch(8, "TARGET_VERIFY")
+    batch._attn_output = torch.zeros(99)
+    engine.backend.init_forward_metadata(batch)
+    engine.layers(batch)
+    assert plugin.runtime.counts == {("xqa-decode", "not_deployable_here"): 2}
 
 
 def test_a_dead_context_is_raised_and_its_routes_are_suspects(

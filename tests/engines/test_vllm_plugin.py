@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -284,25 +283,23 @@ def test_observe(make: Any) -> None:
 
 
 def test_a_prefill_path_that_fails_is_left_for_good(make: Any) -> None:
-    cls, _ = make()
+    cls, plugin = make()
     builder = cls(fail_as_prefill=ValueError("window left is not the same for all layers"))
     assert builder.build(0, batch(1, 200)) == "decode"
     builder.fail_as_prefill = None
     assert builder.build(0, batch(1, 200)) == "decode"
     assert builder.reorder_batch_threshold == 4
+    assert plugin.runtime.counts == {("fa3", "not_faster"): 1, ("xqa-decode", "context_path_failed"): 1}
 
 
 def test_no_prefill_path_is_replaced_by_a_quarantined_kernel(make: Any, tmp_path: Path) -> None:
     cls, plugin = make()
     builder = cls(fail_as_prefill=ValueError("window left is not the same for all layers"))
     assert builder.build(0, batch(1, 200)) == "decode"  # slower: the prefill path is left for good
-    choose = plugin._choose
-
-    def quarantined(*given: Any) -> Any:
-        choice, stock, column = choose(*given)
-        return replace(choice, why="quarantined"), stock, column
-
-    plugin._choose = quarantined
+    path = tmp_path / "h200.vllm.yaml"
+    gone = Quarantine("xqa-decode", "it faulted", "2026-01-01T00:00:00Z")
+    write_table(withdraw(load_table(path), [gone]), path)
+    assert plugin.runtime.router.poll(0)
     with pytest.raises(RefusedCallError, match=r"xqa-decode is refused here.*fa3 in its place failed"):
         builder.build(0, batch(1, 200))
     assert builder.reorder_batch_threshold == 4

@@ -412,6 +412,27 @@ def test_what_waits_for_a_second_process_comes_before_new_cells(tmp_path: Path, 
     assert set(timed[:2]) == set(waiting) and min(drawn) in timed[2:]
 
 
+def test_a_second_process_that_cannot_start_is_tried_once_a_call(tmp_path: Path, many: Path) -> None:
+    """A cell has a few losses in all: one call must not use them up on what stays as it is."""
+    place = cells_of(many)
+    killed_at_the_first_near_claim(tmp_path / "db", place, SecondWorker(speed=near(lambda cell: None)))
+
+    class Unbuilt(SecondWorker):
+        def run(self, job: ProveJob | TimeJob, **more: Any) -> Outcome:
+            if isinstance(job, TimeJob) and job.settings["max_rounds"] < 128:
+                return Broken(UnprovenReason.INFRASTRUCTURE, "its module is not built", "")
+            return super().run(job, **more)
+
+    with opened(tmp_path / "db", FAST, place) as run:
+        spent = sweep(run, Unbuilt(speed=near(lambda cell: None)))
+        assert (spent.settled, spent.waiting) == (6, {"graph": 2})
+        trials = run.repository.trials(run.study)
+        assert sorted(each.lost for each in trials.values()) == [0] * 6 + [1] * 2
+        assert not any(each.given_up for each in trials.values())
+    with opened(tmp_path / "db", FAST, place) as run:
+        assert sweep(run, SecondWorker(speed=near(lambda cell: None))).settled == 8
+
+
 class Killed(BaseException):
     """What ends a call as a kill does."""
 

@@ -23,6 +23,12 @@ MEANING = {
 }
 
 
+BY_HAND = """\
+autotune prove torch-splitkv --check soak --kv-lens 64,300 --device cpu --column '{"shape": {
+"num_qo_heads": 8, "num_kv_heads": 1, "head_dim": 128, "page_size": 16, "kv_layout": "fused-nhd"}, "dtypes": {
+"q": "bf16", "kv": "bf16", "out": "bf16"}, "q_len": 4, "batch_size": 4, "max_context": 512}'"""
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -123,7 +129,11 @@ counts the faults of this page with a planted one that the check must find, on t
 
 {by_check(rows)}
 
-`soak` and `workspace` are run by name only (`autotune prove ROUTE --check soak`) and are part of no proof.
+`soak` and `workspace` are run by name only (`--check soak`) and are part of no proof. By hand, on the CPU:
+
+```
+{BY_HAND}
+```
 
 ## The rules
 

@@ -98,7 +98,8 @@ def command(
             "--replay",
             metavar="FILE",
             help="Answer from a recorded study (its database, or what scripts/thin_evidence.py wrote) "
-            "instead of a device; --budget counts recorded time. Writes DIR/replay.json, no table.",
+            "instead of a device; --budget counts recorded time. Writes DIR/replay.json, no table; not with "
+            "--db, --provers or --devices.",
         ),
     ] = None,
     json: Json = False,

@@ -66,7 +66,8 @@ def _mask(
     # Per column: the letters that go, or None where the fallback itself goes.
     rows: list[Row] = []
     low: list[tuple[Ratio, ...]] = []
-    for row, bounds in zip(grid.rows, speedup.low, strict=True):
+    vs_stock: list[tuple[Ratio, ...]] = []
+    for row, bounds, stock in zip(grid.rows, speedup.low, speedup.vs_stock, strict=True):
         letters = "".join(_masked(letter, out) for letter, out in zip(row.letters, gone, strict=True))
         rows.append(Row(row.kv_high, letters))
         low.append(
@@ -74,7 +75,10 @@ def _mask(
                 None if letter in RESERVED else bound for letter, bound in zip(letters, bounds, strict=True)
             )
         )
-    return Grid.of(tuple(rows), max_context), Speedup(tuple(low), speedup.vs_stock)
+        # A ratio of the withdrawn route says nothing of what answers now.
+        kept = zip(row.letters, letters, stock, strict=True)
+        vs_stock.append(tuple(ratio if was == letter else None for was, letter, ratio in kept))
+    return Grid.of(tuple(rows), max_context), Speedup(tuple(low), tuple(vs_stock))
 
 
 def _masked(letter: str, out: set[str] | None) -> str:

@@ -177,6 +177,16 @@ def test_quarantine_withdraws_letters_any_intervals_and_proofs() -> None:
     assert edge.entries[0].eager.routes.any == "q!"
     everything = withdrawn(Quarantine(samples.SPLIT, "x", at))
     assert everything.entries[0].routes.any == "qqqq"
+    # no ratio of the withdrawn route is one of the fallback that answers now; others stay
+    (before,), (after,) = samples.sample().entries, everything.entries
+    letters = [
+        zip(old.letters, new.letters, strict=True)
+        for old, new in zip(before.routes.rows, after.routes.rows, strict=True)
+    ]
+    for pairs, was, now in zip(letters, before.speedup.vs_stock, after.speedup.vs_stock, strict=True):
+        for (old, new), ratio, kept in zip(pairs, was, now, strict=True):
+            assert kept == (ratio if old == new else None)
+    assert any(ratio is not None for row in before.speedup.vs_stock for ratio in row)
     assert everything.entries[0].proof == ()
     for item in (
         Quarantine(samples.OTHER, "x", at),

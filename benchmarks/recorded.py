@@ -352,8 +352,11 @@ def judged(
     from autotune.cli.exits import CliError
     from autotune.space.errors import SpaceError
     from autotune.tuner.book import ProofBook
+    from autotune.tuner.decide import answer
     from autotune.tuner.judge import Judge
+    from autotune.tuner.memo import Known
     from autotune.tuner.run import ALPHA
+    from autotune.tuner.standing import Question
 
     chosen = study_of(database, where)
     if objective is not None and objective not in chosen.objectives:
@@ -382,22 +385,24 @@ def judged(
         book,
         SignTest(chosen.margin, chosen.multiplicity, ALPHA, unit=Unit(chosen.unit)),
     )
+    name = objective or judge.objectives.first
     cells = []
     for item in repository.cells(chosen):
-        known = any(book.knows(route, item.cell.column) for route in routes.values())
-        if not known and item.cell.id not in timed:
+        has_proofs = any(book.knows(route, item.cell.column) for route in routes.values())
+        if not has_proofs and item.cell.id not in timed:
             continue
         try:
-            judge.objectives.of(item.cell.column)
+            by = judge.objectives.of(item.cell.column)[name]
         except KeyError:
             raise RecordedError(
                 f"{where}: {item.cell} is not in the search space {asked.grid.space.gpu}; name its own with "
                 "--space"
             ) from None
         evidence = judge.evidence(item.cell)
-        outcome = judge.outcome(item.cell, evidence, objective=objective)
-        answer = judge.known(item.cell, objective)
-        cells.append(JudgedCell(item.cell, item.models, evidence, outcome, answer.proven and not answer.live))
+        found = answer(evidence, judge.test, Question(by, judge.tau(name)))
+        known = Known.of(evidence, found)
+        settled = known.proven and not known.live
+        cells.append(JudgedCell(item.cell, item.models, evidence, found.outcome, settled))
     return JudgedStudy(where, chosen, judge, tuple(cells))
 
 

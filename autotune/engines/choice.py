@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from autotune.engines.environment import Miss
 from autotune.engines.log import told
 from autotune.router.explanation import Why
-from autotune.table.model import Quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from autotune.domain.dtypes import DTypes
     from autotune.domain.shape import Shape
     from autotune.router.bound import Bound
-    from autotune.table.model import RoutingTable, Unsafe
+    from autotune.table.model import Quarantine, RoutingTable, Unsafe
 
 MIXED = "rows_disagree"
 NOT_DEPLOYABLE = "not_deployable_here"
@@ -70,7 +69,7 @@ class Choice:
     @property
     def refuses_stock(self) -> bool:
         """Whether the engine's own kernel is what the call is kept from."""
-        return self.moved and self.keeps_from is not None
+        return self.keeps_from is not None
 
     def left(self) -> Choice:
         """What it becomes in a process where the engine's context path failed once: the engine's own kernel,
@@ -91,13 +90,16 @@ class Chooser:
     """Choices for one attention layer kind. Calls ``Bound`` only, so a reloaded table shows at once."""
 
     __slots__ = (
-        "_accused",
         "_bound",
         "_deployable",
         "_ends",
         "_fallback",
+        "_fallback_withdrawn",
         "_miss",
-        "_withdrawn",
+        "_names_unsafe",
+        "_names_withdrawn",
+        "_stock_unsafe",
+        "_stock_withdrawn",
         "again",
         "kind",
         "stock",
@@ -114,8 +116,8 @@ class Chooser:
         kind: tuple[Shape, DTypes, int],
         again: Callable[[], Chooser],
         ends: tuple[int, ...] = (),
-        withdrawn: tuple[Quarantine, ...] = (),
-        accused: tuple[Quarantine | Unsafe, ...] = (),
+        quarantine: tuple[Quarantine, ...] = (),
+        unsafe: tuple[Unsafe, ...] = (),
     ) -> None:
         """
         Args:
@@ -125,13 +127,18 @@ class Chooser:
             kind: shape, dtypes and max context that it is for.
             again: makes it anew, from the table in use by then.
             ends: upper ends of the table's rows for this kind, for calls that do not know their KV length.
-            withdrawn: where the fallback is in quarantine; a miss there stays the engine's own.
-            accused: what the table has against routes of this kind.
+            quarantine: what of the table's is about this kind. A miss stays the engine's own where it has the
+                fallback.
+            unsafe: whom the table accuses, of any kind.
         """
         self._bound, self.stock, self._fallback = bound, stock, fallback
         self.kind, self.again = kind, again
         self._deployable, self._miss, self._ends = deployable, miss, ends
-        self._withdrawn, self._accused = withdrawn, accused
+        self._fallback_withdrawn = tuple(item for item in quarantine if item.route == fallback)
+        self._stock_withdrawn = tuple(item for item in quarantine if item.route == stock)
+        # a table shows a few accusations of each route and kind: their cells are no bounds
+        self._stock_unsafe = next((item.kind for item in unsafe if item.route == stock), None)
+        self._names_withdrawn, self._names_unsafe = bool(quarantine), bool(unsafe)
 
     def choose(self, batch_size: int, q_len: int, max_kv_len: int | None = None) -> Choice:
         """Never raises: ``Bound`` does not."""
@@ -164,7 +171,7 @@ class Chooser:
 
     def _missed(self, batch_size: int, q_len: int, why: str, detail: str) -> Choice:
         if self._miss is Miss.STOCK or any(
-            item.covers(q_len, batch_size, batch_size) for item in self._withdrawn
+            item.covers(q_len, batch_size, batch_size) for item in self._fallback_withdrawn
         ):
             return Choice(None, why, detail, decided=False)
         return self._deployed(batch_size, q_len, self._fallback, why, detail, decided=False)
@@ -182,21 +189,14 @@ class Chooser:
         """The letter is about the table's candidate, of which the engine's own kernel need not be the one."""
         if why == "contract":
             return detail
-        gone = [item for item in self._accused if isinstance(item, Quarantine)]
-        for item in gone:
-            if item.route == self.stock and item.covers(q_len, batch_size, batch_size):
+        for item in self._stock_withdrawn:
+            if item.covers(q_len, batch_size, batch_size):
                 return f"quarantined: {item.reason}"
-        if why == Why.QUARANTINED:
-            return None if gone else detail
-        if why in (Why.CANDIDATE_UNSAFE, Why.PROVEN_FASTER):
-            # a table shows a few accusations of each route and kind: their cells are no bounds
-            unsafe = [item for item in self._accused if not isinstance(item, Quarantine)]
-            for accused in unsafe:
-                if accused.route == self.stock:
-                    return f"unsafe: {accused.kind}"
-            if why == Why.CANDIDATE_UNSAFE and not unsafe:
-                return detail
-        return None
+        if why in (Why.CANDIDATE_UNSAFE, Why.PROVEN_FASTER) and self._stock_unsafe is not None:
+            return f"unsafe: {self._stock_unsafe}"
+        # where the table names nobody at all, the letter may well mean it
+        named = {Why.QUARANTINED: self._names_withdrawn, Why.CANDIDATE_UNSAFE: self._names_unsafe}
+        return None if named.get(why, True) else detail
 
 
 def hint(route: str) -> str:

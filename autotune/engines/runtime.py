@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from autotune.engines.suspects import Captured
     from autotune.engines.traffic import Traffic
     from autotune.router.status import RouterStatus
-    from autotune.table.model import Quarantine, Unsafe
 
 _Plugin = TypeVar("_Plugin")
 _TRIES = 8
@@ -117,14 +116,7 @@ class Runtime:
         offered = fallback
         if entries:
             fallback = entries[0].fallback
-        withdrawn = tuple(
-            item
-            for item in (table.quarantine if table is not None else ())
-            if item.route == fallback and item.of_kind(shape, dtypes)
-        )
-        accused: tuple[Quarantine | Unsafe, ...] = ()
-        if table is not None:
-            accused = (*table.unsafe, *(item for item in table.quarantine if item.of_kind(shape, dtypes)))
+        quarantine = table.quarantine if table is not None else ()
         made = Chooser(
             bound,
             stock=stock,
@@ -132,8 +124,8 @@ class Runtime:
             deployable=deployable,
             miss=self.miss,
             kind=(shape, dtypes, max_context),
-            withdrawn=withdrawn,
-            accused=accused,
+            quarantine=tuple(item for item in quarantine if item.of_kind(shape, dtypes)),
+            unsafe=table.unsafe if table is not None else (),
             again=partial(
                 self.chooser,
                 shape,

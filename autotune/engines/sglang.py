@@ -104,15 +104,14 @@ class Plugin:
         step = getattr(args[0], _STEP, None) if args else None
         if step is None:
             return original(*args, **kwargs)
-        batch, choice = None, None
+        choice = None
         try:
             choice = self._take_context(step, args, kwargs)
-            if choice is not None:
-                batch = _argument(args, kwargs, 5, "forward_batch")
         except Exception as error:
             self._failed(error, "choosing a route")
-        if batch is None or choice is None:
+        if choice is None:
             return self._stock(original, args, kwargs)
+        batch = _argument(args, kwargs, 5, "forward_batch")
         mode = batch.forward_mode
         try:
             batch.forward_mode = type(mode).EXTEND
@@ -206,7 +205,7 @@ class Plugin:
             step.choices[layer.layer_id] = found
         choice = self._context(step, backend, layer, batch, found, args, kwargs)
         if runtime.mode is Mode.ROUTE and capturing():
-            kernel = _stock_name(backend) if choice is None else choice.route
+            kernel = None if choice is None else choice.route
             runtime.recorded(found[1], step.batch, step.q_len, kernel or _stock_name(backend))
         return choice
 

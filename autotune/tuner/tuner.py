@@ -187,19 +187,24 @@ class Tuner:
     def _agree_first(self, recheck: Rechecker, decided: Container[str], given_up: Container[str]) -> None:
         """What an earlier call left waiting for a second process, which is all that its letter lacks: some
         rounds each, while one new cell can cost as much as a dozen of them."""
-        if not any(judge.measured for judge in self._run.judges):
-            return
-        known = [item.cell for item in self._run.cells if item.cell.id in decided]
-        recheck.agree([cell for cell in known if cell.id not in given_up], first_only=True)
+        if self._measured:
+            cells = [item.cell for item in self._run.cells]
+            known = [cell for cell in cells if cell.id in decided and cell.id not in given_up]
+            recheck.agree(known, first_only=True)
 
     def _second(self, recheck: Rechecker, hands: _Hands) -> None:
         """Once tau is known: time on what it has opened again, and give near claims their second process."""
-        if not any(judge.measured for judge in self._run.judges):
+        if not self._measured:
             return
         for _ in range(SECOND_PASSES):
             cells = self._time_on(hands)
             if self._deadline.passed or not recheck.agree(cells):
                 return
+
+    @property
+    def _measured(self) -> bool:
+        """Whether tau is known, for any engine under any objective."""
+        return any(judge.measured for judge in self._run.judges)
 
     def _taus(self) -> list[float | None]:
         return [judge.tau(name) for judge in self._run.judges for name in judge.objectives.names]
